@@ -208,7 +208,11 @@ func batchOf(emss int) int { return max(1, maxPayload/emss) * emss }
 
 // Room implements llp.Conn.
 func (c *conn) Room() llp.Room {
-	c.prepare()
+	if !c.planned || !c.plan.restart && !c.waiting() {
+		// Nothing planned, or what TCP held back has left since, which ended the
+		// segment.
+		c.prepare()
+	}
 	p := &c.plan
 	most := batchOf(p.emss)
 	return llp.Room{EMSS: p.emss, Left: p.left, Space: min(c.space(most), p.cap), MaxBatch: most}
@@ -219,12 +223,6 @@ func (c *conn) Room() llp.Room {
 // with them, for then gVisor merges all. Where it holds none, or the segment is
 // nearly full, a new grid starts.
 func (c *conn) prepare() {
-	if c.planned {
-		// What TCP held back may have left since, which ends the segment.
-		if c.plan.restart || c.waiting() {
-			return
-		}
-	}
 	c.planned = true
 	p := &c.plan
 	p.emss = c.emss()
@@ -267,13 +265,15 @@ func (c *conn) Send(b llp.Batch) error {
 		}
 		return llp.ErrWouldBlock
 	}
-	c.prepare()
-	c.planned = false
+	if !c.planned {
+		c.prepare() // nobody asked Room: take b as a start
+	}
+	c.planned = false // the batch was made by this plan, even where it is stale by now
 	w := c.written.Load()
 	if c.plan.restart {
 		c.group = w
 		if c.flow != nil {
-			c.flow.restart(w)
+			c.flow.restart(w, w-min(w, uint64(c.buf)))
 		}
 	} else if w-c.group >= uint64(batchOf(c.plan.emss)) {
 		c.group = w

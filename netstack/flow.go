@@ -3,6 +3,7 @@ package netstack
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -40,9 +41,9 @@ func keyFrom(ip, tcp []byte) flowKey {
 	return flowKey{be.Uint64(ip[8:]), be.Uint64(ip[16:]), be.Uint64(ip[24:]), be.Uint64(ip[32:]), ports}
 }
 
-// maxRestarts is how many starts of grids a flow remembers: those of what was sent
-// last, so that the segments of one round trip find theirs.
-const maxRestarts = 64
+// maxRestarts is how many starts of grids a flow remembers at most, the latest: far
+// more than what waits to be sent has, and enough for most of what may be sent again.
+const maxRestarts = 1024
 
 // flow is what the link endpoint knows of one connection of ours. Conn makes it
 // before it sends its first octet. Offsets count the octets that Conn sent, from 0.
@@ -54,10 +55,8 @@ type flow struct {
 	based    bool
 	base     uint32 // sequence number of octet 0
 	egressed uint64 // octets that have left at least once
-	// restarts are the offsets at which a grid of EMSS-sized cells starts, in a ring,
-	// ascending; nrestarts counts all that ever were.
-	restarts  [maxRestarts]uint64
-	nrestarts int
+	// restarts are the offsets at which a grid of EMSS-sized cells starts, ascending.
+	restarts []uint64
 
 	// ack is guarded by the link's ACK hold.
 	ack ackState
@@ -70,12 +69,25 @@ func (f *flow) setMSS(mss int) {
 	}
 }
 
-// restart starts a new grid at offset off, which is at or after the last one.
-func (f *flow) restart(off uint64) {
+// restart starts a new grid at offset off, which is after the last one. Those before
+// the one that holds keep are forgotten when room is short: nothing before keep can
+// be sent any more.
+func (f *flow) restart(off, keep uint64) {
 	f.mu.Lock()
-	f.restarts[f.nrestarts%maxRestarts] = off
-	f.nrestarts++
-	f.mu.Unlock()
+	defer f.mu.Unlock()
+	if len(f.restarts) == cap(f.restarts) {
+		i, found := slices.BinarySearch(f.restarts, keep)
+		if !found {
+			i--
+		}
+		if len(f.restarts) == maxRestarts {
+			i = max(i, 1)
+		}
+		if i > 0 {
+			f.restarts = slices.Delete(f.restarts, 0, i)
+		}
+	}
+	f.restarts = append(f.restarts, off)
 }
 
 // sent returns the octets that have left so far.
@@ -85,20 +97,25 @@ func (f *flow) sent() uint64 {
 	return f.egressed
 }
 
-// depart notes that n octets from sequence number seq leave now, and returns the
-// offset of the first.
-func (f *flow) depart(seq uint32, n int) uint64 {
+// depart notes that the payload of s leaves now, and returns the offset of its first
+// octet; ok is false for what is not the connection's: the octet of a zero window
+// probe, which lies before what is unacknowledged and does not push.
+func (f *flow) depart(s segment) (off uint64, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.based {
-		f.based, f.base = true, seq
+		if s.payload == 1 && s.flags&header.TCPFlagPsh == 0 {
+			return 0, false
+		}
+		f.based, f.base = true, s.seq
 	}
-	// seq is within 2 GiB of what left last, so the 32 bits suffice.
-	off := f.egressed + uint64(int64(int32(seq-(f.base+uint32(f.egressed)))))
-	if end := off + uint64(n); int64(end-f.egressed) > 0 {
-		f.egressed = end
+	// The segment is within 2 GiB of what left last, so 32 bits suffice.
+	off = f.egressed + uint64(int64(int32(s.seq-(f.base+uint32(f.egressed)))))
+	if int64(off) < 0 {
+		return 0, false
 	}
-	return off
+	f.egressed = max(f.egressed, off+uint64(s.payload))
+	return off, true
 }
 
 // cell tells where offset off lies on the grid: left is the room from there to the
@@ -108,16 +125,18 @@ func (f *flow) depart(seq uint32, n int) uint64 {
 func (f *flow) cell(off uint64, emss int) (left int, aligned bool, run uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i := f.nrestarts - 1; i >= 0 && i > f.nrestarts-1-maxRestarts; i-- {
-		r := f.restarts[i%maxRestarts]
-		if r > off {
-			run = r - off
-			continue
-		}
-		past := int((off - r) % uint64(emss))
-		return emss - past, past == 0, run
+	i, found := slices.BinarySearch(f.restarts, off)
+	if found {
+		i++
 	}
-	return emss, true, run
+	if i < len(f.restarts) {
+		run = f.restarts[i] - off
+	}
+	if i == 0 {
+		return emss, true, run
+	}
+	past := int((off - f.restarts[i-1]) % uint64(emss))
+	return emss - past, past == 0, run
 }
 
 // flowTable finds flows by their addresses. One connection is most of the traffic,

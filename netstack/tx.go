@@ -157,12 +157,12 @@ func (l *link) frame(s *txScratch, p *packet) {
 	}
 	s.collect(p.pkt, len(p.link)+len(p.ip)+len(p.th))
 	var off uint64
-	grid := p.flow != nil && p.seg.payload > 0 && p.seg.flags&header.TCPFlagPsh != 0
+	grid := p.flow != nil && p.seg.payload > 0
 	if p.flow != nil {
 		mss = min(mss, int(p.flow.emss.Load()))
 	}
 	if grid {
-		off = p.flow.depart(p.seg.seq, p.seg.payload)
+		off, grid = p.flow.depart(p.seg)
 	}
 	tso := tap.OffloadTSO4
 	if gso.Type == stack.GSOTCPv6 {
