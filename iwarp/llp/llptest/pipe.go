@@ -22,7 +22,7 @@ type Options struct {
 	// side has not consumed counts.
 	Space int
 	// Cut returns how many of the next n octets lie in one slice of what Receive
-	// returns, from 1 to n; nil leaves segments whole.
+	// returns, from 1 to n; nil leaves what was sent at once in one piece.
 	Cut func(n int) int
 	// Hold makes segments wait for more, as a TCP whose window is full does:
 	// Left counts down, and what is sent continues the segment before.
@@ -152,17 +152,15 @@ func (c *Conn) Send(b llp.Batch) error {
 	if !c.l.opt.Hold {
 		h.filled = 0
 	}
-	if len(p) <= e-h.filled && c.l.opt.Segment == nil {
+	if c.l.opt.Segment == nil {
 		h.filled += n
-		h.segs = append(h.segs, p) // the common case, without a cut
+		h.segs = append(h.segs, p)
 	} else {
 		for q := p; len(q) > 0; {
 			m := min(len(q), e-h.filled%e)
 			h.segs = append(h.segs, q[:m:m])
 			h.filled += m
-			if c.l.opt.Segment != nil {
-				c.l.opt.Segment(c, q[:m])
-			}
+			c.l.opt.Segment(c, q[:m])
 			q = q[m:]
 		}
 	}
