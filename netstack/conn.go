@@ -342,6 +342,7 @@ func (c *conn) Receive(need, budget int) ([][]byte, error) {
 	if err := c.over(false); err != nil {
 		return nil, err
 	}
+	// What arrived before a reset is still there to be read.
 	// The count costs the same however many segments it is spread over.
 	queued, _ := c.ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption)
 	if queued < need {
@@ -463,13 +464,23 @@ func (c *conn) Abort() {
 		c.err = c.fail("abort", llp.ErrReset)
 	}
 	c.mu.Unlock()
-	if !was {
-		c.ep.Abort()
-		// Abort leaves the endpoint in an error state, registered with nobody; Close
-		// lets go of the rest.
-		c.ep.Close()
-		c.forget()
+	if was && !c.connected() {
+		return
 	}
+	c.ep.Abort()
+	// Abort leaves the endpoint in an error state, registered with nobody; Close lets
+	// go of the rest, once.
+	c.ep.Close()
+	c.forget()
+}
+
+// connected reports whether TCP still has work to do for the connection.
+func (c *conn) connected() bool {
+	switch tcp.EndpointState(c.ep.State()) {
+	case tcp.StateEstablished, tcp.StateFinWait1, tcp.StateFinWait2, tcp.StateCloseWait, tcp.StateLastAck, tcp.StateClosing:
+		return true
+	}
+	return false
 }
 
 // Close implements llp.Conn.
@@ -498,15 +509,15 @@ func (c *conn) LocalAddr() netip.AddrPort { return c.local }
 // RemoteAddr implements llp.Conn.
 func (c *conn) RemoteAddr() netip.AddrPort { return c.remote }
 
-// over returns the error that ended the connection for us, if it is known; for a
-// send also that CloseWrite was called.
+// over returns the error that ended the connection for us, if it is known: for a
+// send any, or that CloseWrite was called; for a receive that we closed it.
 func (c *conn) over(send bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil {
+	switch {
+	case c.err != nil && (send || c.closed):
 		return c.err
-	}
-	if send && c.shut {
+	case send && c.shut:
 		return c.fail("send", llp.ErrClosed)
 	}
 	return nil

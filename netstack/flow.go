@@ -75,13 +75,13 @@ func (f *flow) setMSS(mss int) {
 func (f *flow) restart(off, keep uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.restarts) == cap(f.restarts) {
+	if len(f.restarts) == cap(f.restarts) || len(f.restarts) >= maxRestarts {
 		i, found := slices.BinarySearch(f.restarts, keep)
 		if !found {
 			i--
 		}
-		if len(f.restarts) == maxRestarts {
-			i = max(i, 1)
+		if len(f.restarts) >= maxRestarts {
+			i = max(i, maxRestarts/4)
 		}
 		if i > 0 {
 			f.restarts = slices.Delete(f.restarts, 0, i)

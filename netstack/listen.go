@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/softrnic/softrnic/iwarp/llp"
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -60,6 +61,9 @@ func (s *Stack) dial(ctx context.Context, local, remote netip.AddrPort) (*conn, 
 	}()
 	s.setOptions(ep)
 	if local.Addr().IsValid() || local.Port() != 0 {
+		// A port of ours is free for another peer, also where a connection from it is
+		// in TIME_WAIT.
+		ep.SocketOptions().SetReuseAddress(true)
 		if terr := ep.Bind(tcpip.FullAddress{Addr: toAddress(local.Addr()), Port: local.Port()}); terr != nil {
 			return nil, fromTCPIP(terr)
 		}
@@ -74,6 +78,8 @@ func (s *Stack) dial(ctx context.Context, local, remote netip.AddrPort) (*conn, 
 	default:
 		return nil, fromTCPIP(terr)
 	}
+	timeout := time.NewTimer(s.cfg.UserTimeout)
+	defer timeout.Stop()
 	for {
 		switch tcp.EndpointState(ep.State()) {
 		case tcp.StateEstablished, tcp.StateCloseWait:
@@ -90,6 +96,8 @@ func (s *Stack) dial(ctx context.Context, local, remote netip.AddrPort) (*conn, 
 		case <-ready:
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		case <-timeout.C:
+			return nil, llp.ErrTimeout
 		case <-s.done:
 			return nil, llp.ErrClosed
 		}
