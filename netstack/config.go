@@ -61,13 +61,16 @@ type Config struct {
 	// lose or reorder.
 	NoRACK bool
 	// SendBuffer and ReceiveBuffer are octets per connection; 0 means 1 MiB and
-	// 4 MiB. TCP's window is half of ReceiveBuffer.
+	// 4 MiB. TCP's window is half of ReceiveBuffer. Each queued segment counts for
+	// about 600 octets more than it carries, so what Receive is asked for as a whole
+	// must not come in more than ReceiveBuffer / 600 segments: an FPDU of 1400 octets
+	// may come in segments of one octet, one of 64 KiB may not.
 	SendBuffer, ReceiveBuffer int
 	// UserTimeout is how long sent octets may stay unacknowledged before the
 	// connection fails with llp.ErrTimeout; 0 means 60 s.
 	UserTimeout time.Duration
 	// KeepAlive is how long a connection is idle before it is probed; 0 means 20 s,
-	// less than 0 never. It fails after six probes a quarter of that apart.
+	// less than 0 never. It fails after six probes a quarter of that apart, but at least a second.
 	KeepAlive time.Duration
 	// TimeWait is how long TCP holds the addresses of a connection that it closed
 	// first; 0 means 1 s.

@@ -108,7 +108,7 @@ func (s *Stack) setOptions(ep tcpip.Endpoint) {
 	_ = ep.SetSockOpt(&timeout)
 	if s.cfg.KeepAlive > 0 {
 		idle := tcpip.KeepaliveIdleOption(s.cfg.KeepAlive)
-		interval := tcpip.KeepaliveIntervalOption(max(s.cfg.KeepAlive/4, 1))
+		interval := tcpip.KeepaliveIntervalOption(max(s.cfg.KeepAlive/4, minKeepAlive))
 		_ = ep.SetSockOpt(&idle)
 		_ = ep.SetSockOpt(&interval)
 		_ = ep.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)

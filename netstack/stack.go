@@ -30,6 +30,9 @@ const (
 	maxRTO = 2 * time.Second
 	// maxRetries leaves the end of a connection to the user timeout.
 	maxRetries = 1 << 20
+	// minKeepAlive is the least time between two probes: TCP answers out of window
+	// segments, which probes are, twice a second at most (RFC 5961 section 7).
+	minKeepAlive = time.Second
 	// keepAliveCount probes go unanswered before a connection fails.
 	keepAliveCount = 6
 )
