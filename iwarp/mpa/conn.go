@@ -194,6 +194,9 @@ func (c *Conn) Drain(budget int) (octets int, err error) {
 	return octets, c.llp.Consume(octets)
 }
 
+// LLP returns the TCP connection.
+func (c *Conn) LLP() llp.Conn { return c.llp }
+
 // Notify sets f to be called on each edge of the connection, as llp.Conn has it.
 func (c *Conn) Notify(f func(llp.Event)) { c.llp.Notify(f) }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/softrnic/softrnic/iwarp/llp"
@@ -171,10 +172,11 @@ func (c *Conn) Send(b llp.Batch) error {
 }
 
 func (h *half) buffer(n int) []byte {
-	if k := len(h.free) - 1; k >= 0 && cap(h.free[k]) >= n {
-		p := h.free[k][:n]
-		h.free = h.free[:k]
-		return p
+	for k, p := range h.free {
+		if cap(p) >= n {
+			h.free = slices.Delete(h.free, k, k+1)
+			return p[:n]
+		}
 	}
 	return make([]byte, n)
 }
@@ -237,7 +239,7 @@ func (c *Conn) Consume(n int) error {
 		h.off += m
 		n -= m
 		if h.off == len(seg) {
-			if len(h.free) < 4 {
+			if len(h.free) < 8 {
 				h.free = append(h.free, seg[:0])
 			}
 			h.off = 0
