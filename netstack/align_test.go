@@ -33,7 +33,10 @@ func (w *fpduWriter) step() (bool, error) {
 	if r.EMSS%4 != 0 || r.Left < minLeft && r.Left != r.EMSS || r.Left > r.EMSS || r.MaxBatch%r.EMSS != 0 || r.MaxBatch > maxPayload {
 		return false, fmt.Errorf("bad room %+v", r)
 	}
-	budget, left := min(r.Space, r.MaxBatch), r.Left
+	if r.Space < r.MaxBatch {
+		return false, nil
+	}
+	budget, left := r.MaxBatch-(r.EMSS-r.Left), r.Left
 	var b octets
 	for {
 		if w.rest == 0 {
@@ -72,11 +75,11 @@ func (w *fpduWriter) step() (bool, error) {
 type aligned struct {
 	mu                               sync.Mutex
 	frames, segments, starts, octets int
-	hdrLen                           int
-	full                             int // largest segment
-	off                              []string
-	seen                             map[uint32]bool
-	again                            int
+
+	full  int // largest segment
+	off   []string
+	seen  map[uint32]bool
+	again int
 }
 
 func (a *aligned) see(h tap.VNetHdr, f []byte) bool {

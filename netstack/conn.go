@@ -16,10 +16,9 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// minLeft is the least room in a segment that Room reports. Below it a new segment
-// is started instead: an FPDU in it would be mostly header, and RDMAP's control
-// messages (at most 80 octets with MPA's framing) always fit.
-const minLeft = 128
+// minLeft is the least room in a segment that Room reports, in octets. Below it a new
+// segment is started instead, as an FPDU in it would be little but header.
+const minLeft = 64
 
 // endpoint is the part of *tcp.Endpoint that Conn uses beyond tcpip.Endpoint.
 type endpoint interface {
@@ -53,7 +52,7 @@ type conn struct {
 	probing atomic.Bool // WakeupWriters is at work: its event is an answer, not an edge
 
 	// Owned by the goroutine that sends.
-	group   uint64 // start of the octets that TCP may merge into one super-packet
+	group   uint64 // start of the cells that TCP may merge into one super-packet
 	planned bool   // plan holds for the next Send
 	plan    plan
 	out     payloader
@@ -71,7 +70,7 @@ type conn struct {
 // plan is what the next Send should do.
 type plan struct {
 	emss, left int
-	cap        int  // octets that still fit the super-packet
+	most       int  // MaxBatch
 	restart    bool // a new grid starts with it
 }
 
@@ -214,31 +213,30 @@ func (c *conn) Room() llp.Room {
 		c.prepare()
 	}
 	p := &c.plan
-	most := batchOf(p.emss)
-	return llp.Room{EMSS: p.emss, Left: p.left, Space: min(c.space(most), p.cap), MaxBatch: most}
+	return llp.Room{EMSS: p.emss, Left: p.left, Space: c.space(batchOf(p.emss)), MaxBatch: p.most}
 }
 
 // prepare plans the next Send. Where TCP still holds octets back, the next join
-// them: they continue the grid, and are as many as make one whole super-packet
-// with them, for then gVisor merges all. Where it holds none, or the segment is
-// nearly full, a new grid starts.
+// them: they continue the grid, and MaxBatch is such that with them they make one
+// whole super-packet, for then gVisor merges all. Where it holds none, or the
+// segment is nearly full, a new grid starts.
 func (c *conn) prepare() {
 	c.planned = true
 	p := &c.plan
 	p.emss = c.emss()
-	most := batchOf(p.emss)
-	w := c.written.Load()
-	p.left, p.cap, p.restart = p.emss, most, true
+	p.left, p.most, p.restart = p.emss, batchOf(p.emss), true
 	if !c.waiting() {
 		return
 	}
+	w := c.written.Load()
 	left, _, _ := c.flow.cell(w, p.emss)
 	if left < minLeft {
 		return
 	}
 	p.left, p.restart = left, false
-	if queued := w - c.group; queued < uint64(most) {
-		p.cap = most - int(queued)
+	// Whole cells, that of w included, which a caller takes out again: it is Left.
+	if cells := int((w - c.group) / uint64(p.emss) * uint64(p.emss)); cells < p.most {
+		p.most -= cells
 	}
 }
 
@@ -276,7 +274,7 @@ func (c *conn) Send(b llp.Batch) error {
 			c.flow.restart(w, w-min(w, uint64(c.buf)))
 		}
 	} else if w-c.group >= uint64(batchOf(c.plan.emss)) {
-		c.group = w
+		c.group = w - uint64(c.plan.emss-c.plan.left)
 	}
 	c.out = payloader{b: b, written: &c.written}
 	_, terr := c.ep.Write(&c.out, tcpip.WriteOptions{Atomic: true})

@@ -3,6 +3,7 @@ package netstack
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,3 +111,16 @@ func (d *testDev) Wait(timeout time.Duration) error {
 }
 
 func (d *testDev) Wake() { d.in.ring() }
+
+// frameCounter notes the largest number of pieces of a frame.
+type frameCounter struct {
+	*testDev
+	most atomic.Int64
+}
+
+func (d *frameCounter) WriteBatch(fs []tap.Frame) (int, error) {
+	for _, f := range fs {
+		d.most.Store(max(d.most.Load(), int64(len(f.Bufs))))
+	}
+	return d.testDev.WriteBatch(fs)
+}
