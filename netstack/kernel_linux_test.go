@@ -400,3 +400,9 @@ func kernelExchange(t *testing.T, x *tester, kc net.Conn, n int) {
 	x.wants(t, 1, io.EOF)
 	x.Close()
 }
+
+// tapPair is two TAPs on a bridge, for benchmarks.
+func tapPair(b *testing.B) (x, y tap.Device) {
+	n := newKernelNet(b, 1500)
+	return n.tap("nsa", 1, 1500, true), n.tap("nsb", 2, 1500, true)
+}

@@ -103,6 +103,7 @@ func TestListenErrors(t *testing.T) {
 func TestDialErrors(t *testing.T) {
 	a, _ := stacks(t, 1500, allOffloads, Config{})
 	ap := netip.MustParseAddrPort
+	var wg sync.WaitGroup
 	for _, tc := range []struct {
 		local, remote string
 		want          error
@@ -116,7 +117,7 @@ func TestDialErrors(t *testing.T) {
 		{"10.9.0.1:0", "[fd00:9::2]:1", nil},       // two families
 		{"", "10.9.0.2:0", nil}, {"", "0.0.0.0:1", nil}, {"", "224.0.0.1:1", nil},
 	} {
-		t.Run(tc.local+"-"+tc.remote, func(t *testing.T) {
+		wg.Go(func() { // some wait for 3 s
 			local := netip.AddrPort{}
 			if tc.local != "" {
 				local = ap(tc.local)
@@ -127,11 +128,12 @@ func TestDialErrors(t *testing.T) {
 				c.Abort()
 			}
 			if err == nil || tc.want != nil && !errors.Is(err, tc.want) {
-				t.Errorf("Dial gives %v, want %v", err, tc.want)
+				t.Errorf("Dial from %v to %s gives %v, want %v", tc.local, tc.remote, err, tc.want)
 			}
 			t.Logf("%v: %v", time.Since(start).Round(time.Millisecond), err)
 		})
 	}
+	wg.Wait()
 	if n := len(a.ns.RegisteredEndpoints()); n != 0 {
 		t.Errorf("%d endpoints are left", n)
 	}

@@ -18,6 +18,10 @@ const (
 	// super-packets shrink to single segments.
 	rxBatch = 32
 
+	// holdFor is how long an ACK that came after its batch is held while the loop looks
+	// for more: long enough for an answer made on another processor.
+	holdFor = 5 * time.Microsecond
+
 	// A frame is received into views of these sizes. Headers have the first for
 	// themselves: gVisor makes them contiguous, and would copy all of a view that
 	// also holds payload. The rest grow, so that what TCP queues for a short segment
@@ -123,7 +127,9 @@ func (r *receiver) run() {
 		}
 		if r.spin.again() {
 			runtime.Gosched()
-			r.l.hold.flush(r.send)
+			if r.spin.last.Sub(r.spin.since) >= holdFor {
+				r.l.hold.flush(r.send)
+			}
 			continue
 		}
 		if open {
