@@ -8,15 +8,15 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 	"unsafe"
 
 	"github.com/softrnic/softrnic/tap"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,9 +152,8 @@ func (d *kernelTAP) Wake() { unix.Write(d.efd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
 // kernelNet is a network namespace with a bridge, for TAPs and for sockets.
 type kernelNet struct {
-	t      testing.TB
-	do     chan func()
-	bridge *netlink.Bridge
+	t  testing.TB
+	do chan func()
 }
 
 // newKernelNet makes one that ends with the test; it skips, or fails with CI=true,
@@ -173,12 +172,11 @@ func newKernelNet(t testing.TB, mtu int) *kernelNet {
 	go func() {
 		defer close(ended)
 		runtime.LockOSThread() // never unlocked: the thread ends with us, in its namespace
-		ns, err := netns.New()
+		err := unix.Unshare(unix.CLONE_NEWNET)
 		ready <- err
 		if err != nil {
 			return
 		}
-		defer ns.Close()
 		for f := range n.do {
 			f()
 		}
@@ -192,20 +190,31 @@ func newKernelNet(t testing.TB, mtu int) *kernelNet {
 	} else {
 		f.Close()
 	}
+	if _, err := exec.LookPath("ip"); err != nil {
+		cannot("iproute2", err)
+	}
 	n.in(func() error {
 		// A packet filter on the bridge costs more than the bridge.
 		for _, f := range []string{"iptables", "ip6tables", "arptables"} {
-			os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0)
+			_ = os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0) // absent where there is none
 		}
-		os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)
-		n.bridge = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "nsbr0", MTU: mtu}}
-		if err := netlink.LinkAdd(n.bridge); err != nil {
-			return err
-		}
-		os.WriteFile("/sys/class/net/nsbr0/bridge/multicast_snooping", []byte("0"), 0)
-		return netlink.LinkSetUp(n.bridge)
+		return nil
 	})
+	n.ip("link add nsbr0 mtu %d type bridge mcast_snooping 0", mtu)
+	n.ip("link set nsbr0 up")
 	return n
+}
+
+// ip runs the ip command in the namespace.
+func (n *kernelNet) ip(format string, args ...any) {
+	n.t.Helper()
+	line := fmt.Sprintf(format, args...)
+	n.in(func() error {
+		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %v: %s", line, err, out)
+		}
+		return nil
+	})
 }
 
 // in runs f in the namespace.
@@ -223,21 +232,10 @@ func (n *kernelNet) tap(name string, last byte, mtu int, offloads bool) *kernelT
 	n.t.Helper()
 	var d *kernelTAP
 	n.in(func() (err error) {
-		if d, err = openTAP(name, mtu, net.HardwareAddr{2, 0, 0, 1, 0, last}, offloads); err != nil {
-			return err
-		}
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		if err := netlink.LinkSetMTU(l, mtu); err != nil {
-			return err
-		}
-		if err := netlink.LinkSetMaster(l, n.bridge); err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(l)
+		d, err = openTAP(name, mtu, net.HardwareAddr{2, 0, 0, 1, 0, last}, offloads)
+		return err
 	})
+	n.ip("link set %s mtu %d master nsbr0 up", name, mtu)
 	n.t.Cleanup(func() { d.Close() })
 	return d
 }
@@ -279,15 +277,9 @@ func TestNetnsKernelPeer(t *testing.T) {
 			n := newKernelNet(t, 1500)
 			dev := n.tap("nsa", 1, 1500, offloads)
 			a := newStack(t, dev, Config{Addrs: prefixesA})
-			n.in(func() error {
-				for _, p := range prefixesB {
-					addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, Flags: unix.IFA_F_NODAD}
-					if err := netlink.AddrAdd(n.bridge, addr); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
+			for _, p := range prefixesB {
+				n.ip("addr add %v dev nsbr0 %s", p, map[bool]string{true: "nodad"}[p.Addr().Is6()])
+			}
 			for _, v6 := range []bool{false, true} {
 				var kl net.Listener
 				n.in(func() (err error) {
