@@ -21,4 +21,12 @@ if [ ${#missing[@]} -gt 0 ]; then
   exit 1
 fi
 "$SHARED/peer/build.sh" "${SIW_SERIES:-6.1}"
+SIWPEER_RUN=$(mktemp -d)
+export SIWPEER_RUN
+cleanup() { # what a killed test would leave: the guest, its namespace, its state
+  "$SHARED/peer/stop.sh" peer
+  ip netns del "$(cat "$SIWPEER_RUN/netns" 2>/dev/null)" 2>/dev/null || true
+  rm -rf "$SIWPEER_RUN"
+}
+trap cleanup EXIT
 SHARED=$SHARED SOFTRNIC_SIW=1 "$GO" test -count=1 -timeout "$TIMEOUT" -run '^TestSiw' -v ./integration
