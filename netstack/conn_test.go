@@ -657,6 +657,9 @@ func TestNotifyNeverUnderUs(t *testing.T) {
 
 // TestAllocs holds the paths that are ours at no allocation.
 func TestAllocs(t *testing.T) {
+	if raceEnabled {
+		t.Skip("needs a build without the race detector, which allocates")
+	}
 	x, y := pair(t, Config{})
 	data := noise(60_000, 1)
 	if err := x.send(data, 0); err != nil {

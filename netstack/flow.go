@@ -143,7 +143,7 @@ func (f *flow) cell(off uint64, emss int) (left int, aligned bool, run uint64) {
 // so the one found last is tried first.
 type flowTable struct {
 	mu    sync.RWMutex
-	m     map[flowKey]*flow
+	m     map[flowKey]*flowEntry
 	last  atomic.Pointer[flowEntry]
 	ended bool
 }
@@ -159,10 +159,10 @@ func (t *flowTable) add(k flowKey) *flow {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.m == nil {
-		t.m = make(map[flowKey]*flow)
+		t.m = make(map[flowKey]*flowEntry)
 	}
 	if !t.ended {
-		t.m[k] = f
+		t.m[k] = &flowEntry{k, f}
 	}
 	t.last.Store(nil)
 	return f
@@ -172,7 +172,7 @@ func (t *flowTable) add(k flowKey) *flow {
 func (t *flowTable) remove(k flowKey, f *flow) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.m[k] == f {
+	if e := t.m[k]; e != nil && e.flow == f {
 		delete(t.m, k)
 	}
 	t.last.Store(nil)
@@ -185,11 +185,12 @@ func (t *flowTable) find(k flowKey) *flow {
 	}
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	f := t.m[k]
-	if f != nil {
-		t.last.Store(&flowEntry{k, f})
+	e := t.m[k]
+	if e == nil {
+		return nil
 	}
-	return f
+	t.last.Store(e)
+	return e.flow
 }
 
 // len returns how many flows there are.
