@@ -747,3 +747,21 @@ func TestStackCloseUnderLoad(t *testing.T) {
 	wg.Wait()
 	l.Close()
 }
+
+// TestDeviceGone: a device that is closed under a stack ends its receiving, and
+// neither its connections nor its Close hang.
+func TestDeviceGone(t *testing.T) {
+	checkLeaks(t)
+	da, db := testPair(t, 1500, allOffloads)
+	a, b := stacksOn(t, da, db, Config{UserTimeout: time.Second})
+	x, y := connect(t, a, b, false)
+	da.Close()
+	time.Sleep(50 * time.Millisecond) // until the receive loop has seen it
+	if err := x.send(noise(1000, 1), 0); err != nil {
+		t.Fatal(err)
+	}
+	x.wants(t, 1, llp.ErrTimeout)
+	a.Close()
+	y.Abort()
+	b.Close()
+}

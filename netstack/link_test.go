@@ -5,11 +5,13 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/softrnic/softrnic/tap"
+	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
@@ -339,6 +341,67 @@ func TestManySmallWrites(t *testing.T) {
 	}
 	if most := int(frames.most.Load()); most > maxBufs+3 || most < maxBufs {
 		t.Errorf("the largest frame is of %d pieces, want %d", most, maxBufs+1)
+	}
+	x.Abort()
+	y.Abort()
+}
+
+// twoQueues is a device with two queues.
+type twoQueues struct{ *testDev }
+
+func (d twoQueues) Queues() []tap.Queue { return []tap.Queue{d.testDev, d.testDev} }
+
+// TestTwoQueues: two receive loops deliver at once; the wire reorders by that.
+func TestTwoQueues(t *testing.T) {
+	for _, off := range []tap.Offload{allOffloads, 0} {
+		checkLeaks(t)
+		da, db := testPair(t, 1500, off)
+		a, b := stacksOn(t, twoQueues{da}, twoQueues{db}, Config{})
+		x, y := connect(t, a, b, false)
+		z, w := connect(t, a, b, true)
+		done := make(chan struct{})
+		go func() {
+			exchange(t, z, w, 2<<20)
+			close(done)
+		}()
+		exchange(t, x, y, 2<<20)
+		<-done
+		if n := a.Stats().TCPChecksumErrors + b.Stats().TCPChecksumErrors; n != 0 {
+			t.Errorf("%d checksum errors", n)
+		}
+		for _, c := range []*tester{x, y, z, w} {
+			c.Abort()
+		}
+		a.Close()
+		b.Close()
+	}
+}
+
+// TestPinnedMemory: a peer that sends one octet in each segment, to one who does not
+// read, makes us hold a bounded amount of memory.
+func TestPinnedMemory(t *testing.T) {
+	checkLeaks(t)
+	da, db := testPair(t, 1500, allOffloads)
+	a, b := stacksOn(t, da, db, Config{})
+	x, y := connect(t, a, b, false)
+	resegment(da.out, 1)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for range 20 {
+		if err := x.send(noise(1000, 1), 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	time.Sleep(200 * time.Millisecond)
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	queued, _ := y.Conn.(*conn).ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption)
+	grown := int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	t.Logf("%d segments of one octet hold %d octets of memory", queued, grown)
+	if queued < 2000 || grown > 40<<20 {
+		t.Errorf("%d segments of one octet hold %d octets of memory", queued, grown)
 	}
 	x.Abort()
 	y.Abort()

@@ -20,7 +20,7 @@ const defaultBacklog = 256
 
 // Dial implements llp.Stack.
 func (s *Stack) Dial(ctx context.Context, local, remote netip.AddrPort) (llp.Conn, error) {
-	remote = netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
+	remote = netip.AddrPortFrom(remote.Addr().Unmap().WithZone(""), remote.Port()) // there is one interface
 	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
 	c, err := s.dial(ctx, local, remote)
 	if err != nil {
@@ -71,7 +71,11 @@ func (s *Stack) dial(ctx context.Context, local, remote netip.AddrPort) (*conn, 
 	entry, ready := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventHUp | waiter.EventErr)
 	wq.EventRegister(&entry)
 	defer wq.EventUnregister(&entry)
-	switch terr := ep.Connect(tcpip.FullAddress{Addr: toAddress(remote.Addr()), Port: remote.Port()}); terr.(type) {
+	to := tcpip.FullAddress{Addr: toAddress(remote.Addr()), Port: remote.Port()}
+	if remote.Addr().Is6() && remote.Addr().IsLinkLocalUnicast() {
+		to.NIC = nicID // no route leads there
+	}
+	switch terr := ep.Connect(to); terr.(type) {
 	case *tcpip.ErrConnectStarted, nil:
 	case *tcpip.ErrBadLocalAddress, *tcpip.ErrPortInUse:
 		return nil, llp.ErrInUse

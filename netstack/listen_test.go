@@ -48,6 +48,15 @@ func TestListenWildcard(t *testing.T) {
 			c.Abort()
 			d.Abort()
 		}
+		if tc.v6 {
+			// The address that an interface makes itself from its MAC.
+			c, err := a.Dial(bg(t), netip.AddrPort{}, netip.MustParseAddrPort("[fe80::ff:fe00:2%a]:5001"))
+			if err != nil {
+				t.Error("link-local: ", err)
+			} else {
+				c.Abort()
+			}
+		}
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}

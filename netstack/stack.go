@@ -116,8 +116,9 @@ func (s *Stack) tcpOptions() error {
 	}
 	delay := tcpip.TCPDelayEnabled(false)
 	moderate := tcpip.TCPModerateReceiveBufferOption(false)
-	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: s.cfg.SendBuffer, Max: maxBuffer}
-	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: s.cfg.ReceiveBuffer, Max: maxBuffer}
+	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: s.cfg.SendBuffer, Max: s.cfg.SendBuffer}
+	// The window scale is made for Max: the smaller, the finer windows are told.
+	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: s.cfg.ReceiveBuffer, Max: s.cfg.ReceiveBuffer}
 	tw := tcpip.TCPTimeWaitTimeoutOption(s.cfg.TimeWait)
 	reuse := tcpip.TCPTimeWaitReuseGlobal
 	min, max := tcpip.TCPMinRTOOption(minRTO), tcpip.TCPMaxRTOOption(maxRTO)
