@@ -108,13 +108,15 @@ func (a *aligned) see(h tap.VNetHdr, f []byte) bool {
 	}
 	for len(p) > 0 {
 		n := min(size, len(p))
+		if a.seen[seq] { // a spurious retransmission, as on a busy machine
+			a.again++
+			p, seq = p[n:], seq+uint32(n)
+			continue
+		}
+		a.seen[seq] = true
 		a.segments++
 		a.octets += n
 		a.full = max(a.full, n)
-		if a.seen[seq] {
-			a.again++
-		}
-		a.seen[seq] = true
 		if n >= 4 && binary.BigEndian.Uint32(p) == fpduMagic {
 			a.starts++
 		} else if len(a.off) < 10 {
