@@ -65,6 +65,9 @@ var allowed = map[string]string{
 
 	"iwarp/rdmap/stream.go Stream.fault":      "the headers that a Terminate quotes",
 	"iwarp/rdmap/stream.go Stream.terminated": "the peer's Terminate",
+	"iwarp/rdmap/terminate.go Term.Append":    "the headers that a Terminate quotes",
+
+	"verbs/sendq.go stash": "inline data, whose memory is free after the post",
 }
 
 // found is one construct that moves octets.

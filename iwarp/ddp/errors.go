@@ -39,6 +39,13 @@ type Error struct {
 
 func (e *Error) Error() string { return "ddp: " + e.Detail }
 
+// BufferError says that an untagged buffer, which this side provided, could not be
+// written: a fault of ours.
+type BufferError struct{ Err error }
+
+func (e *BufferError) Error() string { return "ddp: untagged buffer: " + e.Err.Error() }
+func (e *BufferError) Unwrap() error { return e.Err }
+
 func untaggedError(code uint8, format string, args ...any) error {
 	return &Error{TypeUntagged, code, fmt.Sprintf(format, args...)}
 }

@@ -69,10 +69,7 @@ func (r *receiver) ULPDU(v mem.Vec) error {
 
 // remember keeps the header of the segment at hand.
 func (r *receiver) remember(b []byte) {
-	r.hdrLen = len(b)
-	for i, c := range b {
-		r.hdr[i] = c
-	}
+	r.hdrLen = copy(r.hdr[:], b)
 }
 
 func (r *receiver) taggedSegment(v mem.Vec) (err error) {
@@ -132,7 +129,7 @@ func (r *receiver) untaggedSegment(v mem.Vec) (err error) {
 	}
 	if n > 0 {
 		if err := q.buf.Scatter(int(h.MO), v, h.Last); err != nil {
-			return err
+			return &BufferError{err}
 		}
 	}
 	q.placed += uint32(n)

@@ -69,7 +69,8 @@ type Room struct {
 	Space int
 	// MaxBatch is the largest batch worth sending at once: what one super-packet
 	// holds, a multiple of EMSS. Space reaches at least MaxBatch when the
-	// connection is idle.
+	// connection is idle. Where Left is less than EMSS, the segment at hand counts
+	// as whole in it.
 	MaxBatch int
 }
 

@@ -124,9 +124,7 @@ func (b *batch) Read(p []byte) (int, error) {
 		f := p[at : at+FPDULen(n)]
 		binary.BigEndian.PutUint16(f, uint16(n))
 		q := f[lenLen:]
-		for k, c := range u.Hdr[:u.HdrLen] {
-			q[k] = c
-		}
+		copy(q, u.Hdr[:u.HdrLen])
 		if u.Len > 0 {
 			if err := u.SGL.Gather(q[u.HdrLen:n], u.Off); err != nil {
 				b.bad = i

@@ -258,10 +258,7 @@ func (o *octets) Read(p []byte) (int, error) {
 	if len(p) < len(o.b) {
 		return 0, llp.ErrNoRoom
 	}
-	for i, c := range o.b {
-		p[i] = c
-	}
-	return len(o.b), nil
+	return copy(p, o.b), nil
 }
 
 // startup lets one goroutine wait for an llp.Conn.

@@ -161,7 +161,10 @@ func wireCodes(err error) (c codes, headers bool) {
 	var de *ddp.Error
 	var le *ddp.LLPError
 	var lo *localError
+	var be *BufferError
 	switch {
+	case errors.As(err, &be):
+		return codes{LayerDDP, uint8(ddp.TypeLocal), 0}, false
 	case errors.As(err, &op):
 		return codes{LayerRDMAP, op.typ, op.code}, true
 	case errors.As(err, &de):

@@ -20,6 +20,7 @@ type (
 	Params        = ddp.Params
 	Peer          = ddp.Peer
 	RejectedError = ddp.RejectedError
+	BufferError   = ddp.BufferError
 )
 
 // NoNegotiation and MaxDepth are values of IRD and ORD.
@@ -170,8 +171,12 @@ func (s *Stream) OutstandingReads() int { return s.orq.n }
 // Pending says whether the Stream has something of its own to send: a Read
 // Response, a Terminate, or the rest of a message.
 func (s *Stream) Pending() bool {
-	return s.term != nil && !s.termSent || s.err == nil && (s.irq.n > 0 || s.Conn.Busy())
+	return s.term != nil && !s.termSent || s.sending() && (s.irq.n > 0 || s.Conn.Busy())
 }
+
+// sending says whether messages still go out: after the peer's FIN they do (RFC
+// 5041 section 6.2.1).
+func (s *Stream) sending() bool { return s.err == nil || s.err == io.EOF }
 
 // TerminateSent says that the Terminate has gone out: half-close now (RFC 5040
 // section 6.2.1).
@@ -208,15 +213,16 @@ func (s *Stream) isFault(err error) bool {
 	var de *ddp.Error
 	var le *ddp.LLPError
 	var lo *localError
+	var be *BufferError
 	var ce *mem.CheckError
-	return errors.As(err, &op) || errors.As(err, &de) || errors.As(err, &le) || errors.As(err, &lo) || errors.As(err, &ce) ||
+	return errors.As(err, &be) || errors.As(err, &op) || errors.As(err, &de) || errors.As(err, &le) || errors.As(err, &lo) || errors.As(err, &ce) ||
 		errors.Is(err, ddp.ErrShort)
 }
 
 // fault ends the stream with a Terminate. The first fault wins (RFC 5040 section
 // 7.1).
 func (s *Stream) fault(err error) error {
-	if s.err != nil {
+	if !s.sending() {
 		return s.err
 	}
 	c, headers := wireCodes(err)
@@ -246,7 +252,7 @@ func (s *Stream) Fail(err error) error { return s.fault(&localError{err}) }
 // peer must speak first; a *TerminateError that a message's memory failed, and
 // that a Terminate is now due. Others are those of the connection.
 func (s *Stream) Transmit(work WorkSource) (octets int, err error) {
-	if s.err != nil && (s.term == nil || s.termSent) {
+	if !s.sending() && (s.term == nil || s.termSent) {
 		return 0, nil
 	}
 	s.work = work

@@ -49,13 +49,8 @@ func (t *Term) Append(b []byte) []byte {
 	if t.HasLen || t.DDP != nil || t.RDMAP != nil {
 		b = binary.BigEndian.AppendUint16(b, t.Segment)
 	}
-	for _, c := range t.DDP {
-		b = append(b, c)
-	}
-	for _, c := range t.RDMAP {
-		b = append(b, c)
-	}
-	return b
+	b = append(b, t.DDP...)
+	return append(b, t.RDMAP...)
 }
 
 // ParseTerm reads the payload of a Terminate; DDP and RDMAP alias b. It takes
