@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/softrnic/softrnic/internal/race"
 	"github.com/softrnic/softrnic/iwarp/internal/golden"
 	"github.com/softrnic/softrnic/iwarp/llp"
 	"github.com/softrnic/softrnic/iwarp/llp/llptest"
@@ -278,6 +279,9 @@ func TestUncutMessages(t *testing.T) {
 }
 
 func TestNoAllocations(t *testing.T) {
+	if race.Enabled {
+		return // make race runs everything else
+	}
 	a, b := pair(t, llptest.Options{Space: 1 << 20}, true)
 	payload := mem.NewLocal(make([]byte, 1<<20))
 	src := &fixed{sgl: mem.SGL{payload.Span(0, 1<<20)}}

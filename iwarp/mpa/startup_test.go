@@ -320,12 +320,12 @@ func TestStartupEnds(t *testing.T) {
 		// One octet a second is no way to keep a handshake open.
 		start = time.Now()
 		la, lb = llptest.Pipe(llptest.Options{})
-		go func() {
+		go func(la *llptest.Conn) {
 			for _, c := range must(t, Frame{Revision: 2, PrivateData: make([]byte, 500)}) {
 				la.Send(&octets{[]byte{c}})
 				time.Sleep(time.Second)
 			}
-		}()
+		}(la)
 		if _, err := ReadRequest(context.Background(), lb, 3*time.Second); !errors.Is(err, ErrTimeout) || time.Since(start) != 3*time.Second {
 			t.Errorf("dripping initiator: %v after %v", err, time.Since(start))
 		}

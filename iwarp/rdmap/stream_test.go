@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/softrnic/softrnic/internal/race"
 	"github.com/softrnic/softrnic/iwarp/ddp"
 	"github.com/softrnic/softrnic/iwarp/internal/golden"
 	"github.com/softrnic/softrnic/iwarp/llp"
@@ -565,6 +566,9 @@ func TestEnds(t *testing.T) {
 }
 
 func TestNoAllocations(t *testing.T) {
+	if race.Enabled {
+		return // make race runs everything else
+	}
 	a, b := streams(t, llptest.Options{Space: 1 << 20}, 8, 8)
 	target := b.region(1<<16, mem.RemoteRead|mem.RemoteWrite)
 	source := a.region(1<<16, mem.LocalWrite)

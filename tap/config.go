@@ -1,0 +1,118 @@
+package tap
+
+import (
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+)
+
+// MaxName is the longest name of an interface, in octets.
+const MaxName = 15
+
+// Limits of an MTU, in octets of an IP packet.
+const (
+	MinMTU     = 68
+	MaxMTU     = 65521
+	defaultMTU = 1500
+)
+
+// Config says which device Open opens, and how it makes one.
+type Config struct {
+	// Name of a TAP or macvtap interface. One that exists is attached to, and left
+	// as it is; one that does not is created.
+	Name string
+	// FD is the descriptor of a TAP or macvtap that the process was given, where
+	// UseFD is set; Open takes it over.
+	FD    int
+	UseFD bool
+
+	// AttachOnly fails with ErrNotExist rather than create, CreateOnly with
+	// ErrExists rather than attach.
+	AttachOnly, CreateOnly bool
+	// Queues is the number of data queues; 0 means 1. One TCP connection uses one.
+	Queues int
+
+	// The rest describes a device that is created.
+
+	// MTU in octets; 0 means 1500. Of a device that exists, the least that it must
+	// have; 0 means any.
+	MTU int
+	// MAC is the address for the device's user (see Device.MAC); nil means a random
+	// one, that of the interface for a macvtap.
+	MAC net.HardwareAddr
+	// Owner and Group may attach to it without privileges; nil means nobody.
+	Owner, Group *int
+	// Persist keeps the interface when it is closed.
+	Persist bool
+
+	// Logger takes what Open had to do without; nil discards.
+	Logger *slog.Logger
+}
+
+func (c *Config) check(op string) error {
+	bad := func(err error, format string, args ...any) error {
+		return &Error{Op: op, Name: c.Name, Err: err, Remedy: fmt.Sprintf(format, args...)}
+	}
+	if c.UseFD {
+		if c.Name != "" {
+			return bad(ErrName, "give a name or a descriptor, not both")
+		}
+		if c.FD < 0 {
+			return bad(ErrName, "descriptor %d: give that of an open TAP", c.FD)
+		}
+	} else if err := checkName(op, c.Name); err != nil {
+		return err
+	}
+	switch {
+	case c.Queues < 0 || c.Queues > 256:
+		return bad(ErrQueueMode, "%d queues: from 1 to 256", c.Queues)
+	case c.MTU != 0 && (c.MTU < MinMTU || c.MTU > MaxMTU):
+		return bad(ErrMTU, "MTU %d is not from %d to %d", c.MTU, MinMTU, MaxMTU)
+	case c.MAC != nil && (len(c.MAC) != 6 || c.MAC[0]&1 != 0):
+		return bad(ErrName, "MAC %v is not a unicast Ethernet address", c.MAC)
+	case c.AttachOnly && c.CreateOnly:
+		return bad(ErrName, "AttachOnly and CreateOnly exclude each other")
+	}
+	return nil
+}
+
+func checkName(op, name string) error {
+	remedy := ""
+	switch {
+	case name == "":
+		remedy = "give a name of 1 to 15 octets"
+	case len(name) > MaxName:
+		remedy = fmt.Sprintf("%d octets: the kernel takes at most %d", len(name), MaxName)
+	case name == "." || name == ".." || name == "all" || name == "default":
+		remedy = "the name is reserved"
+	case strings.ContainsAny(name, "/:%") || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f }):
+		remedy = "no '/', ':', '%', blank or control character may be in it"
+	}
+	if remedy == "" {
+		return nil
+	}
+	return &Error{Op: op, Name: fmt.Sprintf("%q", name), Err: ErrName, Remedy: remedy}
+}
+
+// randomMAC returns an address of the locally administered range.
+func randomMAC() net.HardwareAddr {
+	b := make(net.HardwareAddr, 6)
+	rand.Read(b)
+	b[0] = b[0]&^1 | 2
+	return b
+}
+
+// Info describes a TAP interface.
+type Info struct {
+	Name       string
+	Index      int
+	MTU        int
+	MAC        net.HardwareAddr // of the kernel's side
+	Up         bool
+	Owner      int // -1 for none, or where unknown
+	Group      int
+	MultiQueue bool
+	Persistent bool
+}
