@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Bridge is the name of the bridge in a Lab.
@@ -143,8 +144,8 @@ func (l *Lab) Host(name string, mtu int, addr netip.Prefix) (do func(func() erro
 // Start starts cmd in the namespace of the bridge.
 func (l *Lab) Start(cmd *exec.Cmd) error { return l.Do(cmd.Start) }
 
-// in runs f on a thread in ns. The thread ends with f, so nothing else ever runs
-// there.
+// in runs f on a thread in ns, whose /sys is that of ns too, as with `ip netns
+// exec`. The thread ends with f, so nothing else ever runs there.
 func in(ns vnetns.NsHandle, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -153,9 +154,25 @@ func in(ns vnetns.NsHandle, f func() error) error {
 			done <- fmt.Errorf("netns: %w", err)
 			return
 		}
+		if err := ownSys(); err != nil {
+			done <- fmt.Errorf("netns: /sys: %w", err)
+			return
+		}
 		done <- f()
 	}()
 	return <-done
+}
+
+// ownSys gives this thread, and processes started from it, a /sys that shows the
+// interfaces of its network namespace.
+func ownSys() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	return unix.Mount("sysfs", "/sys", "sysfs", 0, "")
 }
 
 // fresh makes a network namespace.

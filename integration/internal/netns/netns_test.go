@@ -32,8 +32,11 @@ func TestNetnsLab(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat("/sys/class/net/" + "tapA"); err == nil {
+	if _, err := os.Stat("/sys/class/net/tapA"); err == nil {
 		t.Error("the TAP shows outside the namespace")
+	}
+	if err := l.Do(func() error { _, err := os.Stat("/sys/class/net/tapA"); return err }); err != nil {
+		t.Error("the TAP does not show inside:", err)
 	}
 	var out bytes.Buffer
 	cmd := exec.Command("ip", "-o", "link")
