@@ -37,6 +37,7 @@ var chain = map[string][]string{
 	"verbs":                 {"iwarp/rdmap", "iwarp/mem", "iwarp/llp"},
 	"verbs/verbstest":       {"verbs", "iwarp/llp", "iwarp/llp/llptest"},
 	"":                      {"tap", "netstack", "verbs"},
+	"internal/race":         {}, // for tests
 	"integration":           {},
 	"integration/bench":     nil, // any
 	"cmd/softrnic":          nil, // any: it names both sides, and decodes what every layer wrote
