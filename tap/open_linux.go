@@ -26,7 +26,6 @@ type TAP struct {
 	offloads Offload
 	queues   []Queue
 	closing  sync.Once
-	closeErr error
 }
 
 var _ Device = (*TAP)(nil)
