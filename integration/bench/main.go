@@ -20,7 +20,9 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -36,6 +38,7 @@ type options struct {
 	mtu      int
 	only     string
 	json     bool
+	profile  string
 }
 
 func (o *options) bind(f *flag.FlagSet) {
@@ -44,6 +47,7 @@ func (o *options) bind(f *flag.FlagSet) {
 	f.IntVar(&o.size, "size", 1<<20, "octets of a message in the bulk measurements")
 	f.IntVar(&o.mtu, "mtu", 1500, "MTU of TAPs and veths, octets")
 	f.StringVar(&o.only, "only", "", "only contestants whose name contains this")
+	f.StringVar(&o.profile, "profile", "", "write a CPU profile of each process to this folder, the last round's")
 	f.BoolVar(&o.json, "json", false, "print every sample as JSON, no table")
 }
 
@@ -207,6 +211,9 @@ func pair(o options, c contestant, where [2]func(func() error) error) (server, c
 	command := func(side string) *exec.Cmd {
 		cmd := exec.Command(self, "role", side, "-kind", c.kind, fmt.Sprintf("-ping=%v", c.ping), fmt.Sprintf("-crc=%v", c.crc), fmt.Sprintf("-busy=%v", c.busy),
 			"-duration", o.duration.String(), "-size", fmt.Sprint(o.size), "-mtu", fmt.Sprint(o.mtu))
+		if o.profile != "" {
+			cmd.Args = append(cmd.Args, "-profile", filepath.Join(o.profile, strings.NewReplacer(" ", "-", ",", "").Replace(c.name)+"-"+side+".pprof"))
+		}
 		cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 		cmd.Stderr = os.Stderr
 		return cmd
@@ -275,6 +282,17 @@ func role(args []string) error {
 	f.BoolVar(&c.busy, "busy", false, "")
 	if err := f.Parse(args[1:]); err != nil {
 		return err
+	}
+	if o.profile != "" {
+		w, err := os.Create(o.profile)
+		if err != nil {
+			return err
+		}
+		defer w.Close()
+		if err := pprof.StartCPUProfile(w); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
 	}
 	var r result
 	var err error

@@ -196,5 +196,11 @@ func echoStream(s stream, d time.Duration) (result, error) {
 	if err != nil {
 		return r, err
 	}
-	return r, s.CloseWrite()
+	if err := s.CloseWrite(); err != nil {
+		return r, err
+	}
+	if _, err := s.Read(buf[:]); !errors.Is(err, io.EOF) { // the server's FIN, before we go
+		return r, fmt.Errorf("after the last echo: %v", err)
+	}
+	return r, nil
 }
