@@ -81,9 +81,7 @@ func Open(ctx context.Context, cfg Config) (*RNIC, error) {
 	if cfg.PCAP != nil {
 		wire = tap.Tee(dev, cfg.PCAP)
 	}
-	t := cfg.TCP
-	t.Addrs, t.Gateways, t.Routes, t.MAC, t.MTU, t.VLAN, t.Logger = cfg.Addrs, cfg.Gateways, cfg.Routes, cfg.MAC, cfg.MTU, cfg.VLAN, cfg.Logger
-	stack, err := netstack.New(wire, t)
+	stack, err := netstack.New(wire, cfg.tcp())
 	if err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
@@ -98,6 +96,16 @@ func Open(ctx context.Context, cfg Config) (*RNIC, error) {
 	return &RNIC{d, wire, stack}, nil
 }
 
+// Check says what is wrong with cfg that can be told without a device. Open checks
+// the same before it makes one.
+func Check(cfg Config) error { return cfg.tcp().Check() }
+
+func (cfg *Config) tcp() netstack.Config {
+	t := cfg.TCP
+	t.Addrs, t.Gateways, t.Routes, t.MAC, t.MTU, t.VLAN, t.Logger = cfg.Addrs, cfg.Gateways, cfg.Routes, cfg.MAC, cfg.MTU, cfg.VLAN, cfg.Logger
+	return t
+}
+
 func (cfg *Config) device(ctx context.Context) (tap.Device, error) {
 	n := 0
 	for _, given := range []bool{cfg.TAP != "", cfg.UseFD, cfg.Device != nil} {
@@ -105,7 +113,11 @@ func (cfg *Config) device(ctx context.Context) (tap.Device, error) {
 			n++
 		}
 	}
-	switch err := ctx.Err(); {
+	err := ctx.Err()
+	if err == nil {
+		err = Check(*cfg)
+	}
+	switch {
 	case n != 1:
 		err = fmt.Errorf("softrnic: %d Ethernet devices given: give one of TAP, TAPFD and Device", n)
 		if cfg.Device != nil {

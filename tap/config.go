@@ -116,3 +116,7 @@ type Info struct {
 	MultiQueue bool
 	Persistent bool
 }
+
+// Check says what is wrong with c that can be told without looking at the system.
+// Open and Create check the same.
+func (c Config) Check() error { return c.check("open") }
