@@ -63,7 +63,7 @@ var allowed = map[string]string{
 	"iwarp/ddp/receive.go receiver.remember": "the header of a segment, for a Terminate",
 	"iwarp/ddp/send.go sender.header":        "RDMAP's header",
 
-	"iwarp/rdmap/stream.go Stream.fault":      "the headers that a Terminate quotes",
+	"iwarp/rdmap/stream.go Stream.quote":      "the headers that a Terminate quotes",
 	"iwarp/rdmap/stream.go Stream.terminated": "the peer's Terminate",
 	"iwarp/rdmap/terminate.go Term.Append":    "the headers that a Terminate quotes",
 

@@ -92,6 +92,7 @@ func (q *QP) unclaim() {
 	q.mu.Unlock()
 	if ended { // Close waits for it
 		q.flush()
+		close(q.done)
 	}
 }
 
@@ -100,6 +101,7 @@ func (q *QP) start(c *rdmap.Conn, peer rdmap.Peer) ConnInfo {
 	s := rdmap.NewStream(c, rdmap.Config{Table: q.d.table, PD: q.pd.id, Owner: (*owner)(q), MaxDepth: MaxDepth})
 	info := ConnInfo{Local: c.LocalAddr(), Remote: c.RemoteAddr(), PrivateData: peer.PrivateData, IRD: s.IRD(), ORD: s.ORD(),
 		PeerIRD: peer.IRD, PeerORD: peer.ORD, CRC: c.CRC(), Revision: peer.Revision, EMSS: c.EMSS()}
+	q.send.noRead = s.ORD() == 0 // nobody posts in Idle
 	q.mu.Lock()
 	q.busy, q.cancel = false, nil
 	q.stream, q.info = s, info
@@ -226,6 +228,7 @@ func (l *Listener) offer(r *ConnRequest) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.closed {
+		l.d.track(r, true)
 		select {
 		case l.ready <- r:
 			return
@@ -234,7 +237,7 @@ func (l *Listener) offer(r *ConnRequest) {
 			l.d.log.Warn("connection reset: nobody accepts", "peer", r.RemoteAddr(), "waiting", len(l.ready))
 		}
 	}
-	r.in.Abort()
+	r.drop()
 }
 
 // Accept blocks until a peer asks for a connection, ctx ends, or the Listener is
@@ -277,7 +280,7 @@ func (l *Listener) Close() error {
 	l.wg.Wait()
 	close(l.ready)
 	for r := range l.ready {
-		r.in.Abort()
+		r.drop()
 	}
 	l.d.mu.Lock()
 	delete(l.d.listeners, l)
@@ -285,7 +288,8 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// ConnRequest is a peer that waits for Accept or Reject: one of them, once.
+// ConnRequest is a peer that waits for Accept or Reject: one of them, once. The peer
+// gives up after a while, and Device.Close resets it.
 type ConnRequest struct {
 	d    *Device
 	in   rdmap.Incoming
@@ -318,8 +322,34 @@ func (r *ConnRequest) answer(f func() error) error {
 		return errorf(ErrState, "connection request from %v was answered before", r.RemoteAddr())
 	}
 	err := f()
-	r.over = err == nil || !errors.Is(err, ErrPrivateData) && !errors.Is(err, ErrTooBig) && !errors.Is(err, ErrState) && !errors.Is(err, ErrClosed)
+	var arg *argumentError
+	if r.over = !errors.As(err, &arg); r.over {
+		r.d.track(r, false)
+	}
 	return err
+}
+
+// argumentError is a fault of the program's in an answer, of which the peer has
+// heard nothing.
+type argumentError struct{ err error }
+
+func (e *argumentError) Error() string { return e.err.Error() }
+func (e *argumentError) Unwrap() error { return e.err }
+
+// drop resets the peer, where it still waits.
+func (r *ConnRequest) drop() {
+	_ = r.answer(func() error { r.in.Abort(); return nil })
+}
+
+// track keeps requests that wait for an answer, for Close.
+func (d *Device) track(r *ConnRequest, waiting bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if waiting {
+		d.requests[r] = struct{}{}
+	} else {
+		delete(d.requests, r)
+	}
 }
 
 // Accept connects q with the peer. Receives for what the peer may send at once
@@ -329,19 +359,26 @@ func (r *ConnRequest) answer(f func() error) error {
 func (r *ConnRequest) Accept(q *QP, p ConnParams) (info ConnInfo, err error) {
 	err = r.answer(func() error {
 		rp, err := r.d.params(p)
-		if err != nil {
-			return err
-		}
-		if q.d != r.d {
-			return errorf(ErrState, "QP %d belongs to another device", q.num)
+		switch {
+		case err != nil:
+			return &argumentError{err}
+		case q == nil:
+			return &argumentError{errorf(ErrInvalid, "Accept needs a QP")}
+		case q.d != r.d:
+			return &argumentError{errorf(ErrInvalid, "QP %d belongs to another device", q.num)}
 		}
 		if err := q.claim(nil); err != nil {
-			return err
+			return &argumentError{err}
 		}
+		rp.Revision = 0 // the peer's choice
 		c, err := r.in.Accept(rp)
 		if err != nil {
 			q.unclaim()
-			return fmt.Errorf("verbs: accept %v: %w", r.RemoteAddr(), err)
+			err = fmt.Errorf("verbs: accept %v: %w", r.RemoteAddr(), err)
+			if errors.Is(err, ErrPrivateData) {
+				return &argumentError{err}
+			}
+			return err
 		}
 		r.d.stats.accepts.Add(1)
 		info = q.start(c, r.in.Peer())
@@ -354,7 +391,11 @@ func (r *ConnRequest) Accept(q *QP, p ConnParams) (info ConnInfo, err error) {
 func (r *ConnRequest) Reject(private []byte) error {
 	return r.answer(func() error {
 		if err := r.in.Reject(private); err != nil {
-			return fmt.Errorf("verbs: reject %v: %w", r.RemoteAddr(), err)
+			err = fmt.Errorf("verbs: reject %v: %w", r.RemoteAddr(), err)
+			if errors.Is(err, ErrPrivateData) {
+				return &argumentError{err}
+			}
+			return err
 		}
 		r.d.stats.rejects.Add(1)
 		return nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/softrnic/softrnic/iwarp/llp"
@@ -20,6 +19,18 @@ const (
 	MaxCQE    = 1 << 22 // entries of a CQ
 	MaxDepth  = 128     // IRD and ORD
 )
+
+// Limits says how much a Device can do.
+type Limits struct {
+	MaxWR, MaxSGE, MaxReadSGE, MaxInline, MaxCQE, MaxDepth int
+	MaxMR                                                  int
+	MaxMessage                                             uint32 // octets
+}
+
+// Limits returns the limits of d. They are those of every Device of this version.
+func (d *Device) Limits() Limits {
+	return Limits{MaxWR: MaxWR, MaxSGE: MaxSGE, MaxReadSGE: 1, MaxInline: MaxInline, MaxCQE: MaxCQE, MaxDepth: MaxDepth, MaxMR: mem.MaxRegions, MaxMessage: MaxMessage}
+}
 
 // Config says how a Device behaves. The zero value is good.
 type Config struct {
@@ -49,22 +60,8 @@ type Device struct {
 	cqs       map[*CQ]struct{}
 	qps       map[*QP]struct{}
 	listeners map[*Listener]struct{}
+	requests  map[*ConnRequest]struct{} // returned by Accept, or about to be
 	stats     deviceStats
-}
-
-type deviceStats struct {
-	connects, accepts, rejects, startupFailures, startupEvictions, terminates atomic.Uint64
-}
-
-// DeviceStats counts what a Device has done, and what it holds.
-type DeviceStats struct {
-	Connects, Accepts uint64 // connections made, by role
-	Rejects           uint64 // refused by us
-	StartupFailures   uint64 // of incoming connections
-	StartupEvictions  uint64 // startups reset for newer ones
-	Terminates        uint64 // connections ended by a Terminate, of either side
-	PDs, CQs, QPs     int
-	MRs               int
 }
 
 // Open makes a Device on stack, which stays the caller's and must outlive it.
@@ -86,17 +83,7 @@ func Open(stack llp.Stack, cfg Config) (*Device, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Device{stack: stack, cfg: cfg, log: log, table: mem.NewTable(), pds: map[*PD]struct{}{}, cqs: map[*CQ]struct{}{},
-		qps: map[*QP]struct{}{}, listeners: map[*Listener]struct{}{}}, nil
-}
-
-// Stats returns a copy of the counters.
-func (d *Device) Stats() DeviceStats {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := &d.stats
-	return DeviceStats{Connects: s.connects.Load(), Accepts: s.accepts.Load(), Rejects: s.rejects.Load(),
-		StartupFailures: s.startupFailures.Load(), StartupEvictions: s.startupEvictions.Load(), Terminates: s.terminates.Load(),
-		PDs: len(d.pds), CQs: len(d.cqs), QPs: len(d.qps), MRs: d.table.Len()}
+		qps: map[*QP]struct{}{}, listeners: map[*Listener]struct{}{}, requests: map[*ConnRequest]struct{}{}}, nil
 }
 
 // Close ends every listener and connection, abruptly, and returns when all their
@@ -113,6 +100,12 @@ func (d *Device) Close() error {
 	d.mu.Unlock()
 	for _, l := range ls {
 		errs = append(errs, l.Close())
+	}
+	d.mu.Lock()
+	rs := keys(d.requests) // no more can come
+	d.mu.Unlock()
+	for _, r := range rs {
+		r.drop()
 	}
 	for _, q := range qs {
 		q.begin(func() { q.abort = true })
@@ -135,44 +128,4 @@ func keys[T comparable](m map[T]struct{}) []T {
 		s = append(s, k)
 	}
 	return s
-}
-
-// AllocPD makes a protection domain: what is made in one cannot be used from
-// another (RFC 5042 section 5.2).
-func (d *Device) AllocPD() (*PD, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("device: %w", ErrClosed)
-	}
-	d.nextPD++
-	pd := &PD{d: d, id: d.nextPD}
-	d.pds[pd] = struct{}{}
-	return pd, nil
-}
-
-// PD is a protection domain.
-type PD struct {
-	d        *Device
-	id       mem.PD
-	mrs, qps int // d.mu
-	closed   bool
-}
-
-// Device returns the device of the PD.
-func (p *PD) Device() *Device { return p.d }
-
-// Close gives the PD up. It fails with ErrBusy while it has MRs or QPs.
-func (p *PD) Close() error {
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	switch {
-	case p.closed:
-		return fmt.Errorf("PD: %w", ErrClosed)
-	case p.mrs > 0 || p.qps > 0:
-		return errorf(ErrBusy, "PD with %d MRs and %d QPs: deregister and close them first", p.mrs, p.qps)
-	}
-	p.closed = true
-	delete(p.d.pds, p)
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/softrnic/softrnic/iwarp/llp"
 	"github.com/softrnic/softrnic/iwarp/mem"
 	"github.com/softrnic/softrnic/iwarp/rdmap"
 )
@@ -31,6 +32,9 @@ var (
 	// ErrDisconnected says that the peer closed the connection while work was
 	// outstanding.
 	ErrDisconnected = errors.New("verbs: disconnected by the peer")
+	// ErrTimeout says that the peer did not answer in time: TCP gave the connection
+	// up, or the peer did not close its side of it.
+	ErrTimeout = llp.ErrTimeout
 	// ErrPrivateData: more private data than a frame can carry, 512 octets at MPA
 	// revision 1 and 508 at revision 2.
 	ErrPrivateData = rdmap.ErrPrivateData

@@ -156,8 +156,8 @@ func (q *QP) RemoteAddr() netip.AddrPort { return q.Info().Remote }
 // PostSend queues wrs on the send queue, in order, and returns how many it took.
 // Where that is fewer than len(wrs), err says why wrs[n] was refused: ErrState (not
 // connected yet, or closing), ErrFull, ErrTooBig, ErrInvalid, or a verdict on its
-// memory. Later faults come back as the status of a WC. In state Error everything
-// is taken and flushed.
+// memory. Later faults come back as the status of a WC. In states Terminate and
+// Error everything is taken and flushed.
 //
 // The memory that a WR names is the QP's until its WC, or that of a later WR, has
 // been polled; with Inline it is the caller's again at once. wrs themselves are
@@ -224,7 +224,7 @@ func (q *QP) ringFatal(err error) {
 // Disconnect closes the connection gracefully: what was posted is sent, Reads get
 // their Responses, then both sides close. It returns when that is done and the
 // receive queue was flushed, with Err; or when ctx ends, and the close goes on. A
-// peer that does not close its side within Config.CloseTimeout is not waited for.
+// peer that stays silent for Config.CloseTimeout is not waited for: ErrTimeout.
 func (q *QP) Disconnect(ctx context.Context) error {
 	q.mu.Lock()
 	if q.state == Idle {
@@ -268,6 +268,7 @@ func (q *QP) Close() error {
 	q.mu.Unlock()
 	if never {
 		q.flush()
+		close(q.done)
 	}
 	<-q.done
 	_ = q.sendCQ.use(q, -1)

@@ -17,6 +17,7 @@ type sendWork struct {
 	stag   STag
 	to     uint64
 	inv    STag
+	msn    uint32 // of a Send, once it is taken
 	done   bool
 	status Status
 	err    error
@@ -34,6 +35,8 @@ type sendQueue struct {
 	taken  uint64 // the next for the stream
 	tail   uint64 // the next to be posted
 	reads  int    // taken and waiting for their Response
+	msn    uint32 // of the last Send taken
+	noRead bool   // the peer takes no Read at all
 	broken bool   // a work request completed in error
 	ended  error  // not nil: everything is flushed
 	closed bool   // no more posts: the QP is closing
@@ -68,6 +71,8 @@ func (s *sendQueue) post(wr *SendWR) error {
 		return errorf(ErrState, "QP %d is closing: no more sends", s.q.num)
 	case len(s.slots) == 0 || s.tail-s.head >= uint64(len(s.slots)):
 		return errorf(ErrFull, "send queue of QP %d holds %d work requests: poll its CQ, and signal some", s.q.num, len(s.slots))
+	case wr.Op == OpRead && s.noRead && s.ended == nil:
+		return errorf(ErrInvalid, "a Read on QP %d, whose ORD is 0: ask for more in ConnParams, of the peer too", s.q.num)
 	case wr.Op > OpRead:
 		return errorf(ErrInvalid, "opcode %v in a send queue", wr.Op)
 	case wr.Flags&Inline != 0 && (wr.Op == OpRead || len(wr.SGL) > 0):
@@ -119,7 +124,7 @@ func resolve(l mem.SGL, sgl []SGE, pd *PD, want Access) (mem.SGL, int, error) {
 		if err != nil {
 			return l, 0, err
 		}
-		if n += span.Len; n > MaxMessage {
+		if n += span.Len; uint64(n) > MaxMessage {
 			return l, 0, errorf(ErrTooBig, "a message of %d octets or more, at most %d (RFC 5041 section 4.3)", n, uint64(MaxMessage))
 		}
 		l = append(l, span)
@@ -147,10 +152,14 @@ func (s *sendQueue) Next(m *rdmap.Outbound, reads bool) bool {
 		m.Op = rdmap.ReadRequest
 		s.reads++
 	case OpSendInv:
+		s.msn++
+		w.msn = s.msn
 		if m.Op = rdmap.SendInv; se {
 			m.Op = rdmap.SendSEInv
 		}
 	default:
+		s.msn++
+		w.msn = s.msn
 		if m.Op = rdmap.Send; se {
 			m.Op = rdmap.SendSE
 		}
@@ -184,17 +193,48 @@ func (s *sendQueue) failed(token uint64, st Status, err error) {
 	s.retire()
 }
 
-// readFailed fails the oldest outstanding Read that match accepts.
-func (s *sendQueue) readFailed(match func(stag STag, to uint64) bool, st Status, err error) {
+// blame fails the oldest work request that a Terminate can be about, where it has
+// not completed yet: what TCP took has, unless it waits for an earlier Read.
+func (s *sendQueue) blame(about rdmap.Subject, st Status, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for t := s.head; t < s.taken; t++ {
-		if w := s.slot(t); w.op == OpRead && !w.done && match(w.stag, w.to) {
+		if w := s.slot(t); w.is(about) {
+			if about.Op == rdmap.ReadResponse && w.n > 0 && !w.sgl[0].Region.Valid() {
+				st = LocalProtection // no fault of the peer's: its sink was deregistered
+			}
 			w.done, w.status, w.err = true, st, err
 			s.retire()
 			return
 		}
 	}
+}
+
+// is says whether w can be what a Terminate is about.
+func (w *sendWork) is(about rdmap.Subject) bool {
+	switch w.op {
+	case OpRead:
+		// Responses come in the order of the Requests: the oldest it is.
+		return !w.done && (about.Op == rdmap.ReadResponse || about.Op == rdmap.ReadRequest && w.covers(about))
+	case OpWrite:
+		return about.Op == rdmap.Write && w.covers(about)
+	}
+	return about.Op >= rdmap.Send && about.Op <= rdmap.SendSEInv && w.msn == about.MSN && w.msn != 0
+}
+
+func (w *sendWork) covers(about rdmap.Subject) bool {
+	return w.stag == about.STag && about.TO-w.to <= uint64(w.n)
+}
+
+func (s *sendQueue) reading() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for t := s.head; t < s.tail; t++ {
+		if w := s.slot(t); w.op == OpRead && !w.done {
+			return true
+		}
+	}
+	return false
 }
 
 // retire completes what is done, in order: an operation that is done waits for

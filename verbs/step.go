@@ -28,8 +28,8 @@ func (q *QP) run() {
 			break
 		}
 		if more {
-			if state == Closing && !q.finSent {
-				q.extend() // what was posted takes the time it takes
+			if state == Closing {
+				q.extend() // what either side has yet to send takes the time it takes
 			}
 			runtime.Gosched() // TCP's goroutines and other QPs get their turn
 			continue
@@ -43,6 +43,7 @@ func (q *QP) run() {
 		}
 	}
 	q.flush()
+	close(q.done)
 }
 
 // extend sets the time by which a close must have moved on.
@@ -101,7 +102,7 @@ func (q *QP) move(e event, err error) {
 		q.extend()
 	}
 	if to == Error {
-		q.log.Info("connection down", "peer", q.info.Remote, "by", e.String(), "err", err)
+		q.log.Info("connection down", "peer", q.info.Remote, "by", e.String(), "err", q.Err())
 	}
 }
 
@@ -131,12 +132,11 @@ func (q *QP) receive(budget int) bool {
 func (q *QP) ended(err error) {
 	if errors.Is(err, io.EOF) {
 		q.peerFin = true
-		if n := q.stream.OutstandingReads(); n > 0 {
-			// Their Responses cannot come any more.
-			q.lost(fmt.Errorf("QP %d: %w with %d Reads outstanding", q.num, ErrDisconnected, n))
-			return
+		q.move(peerFIN, nil) // no posts from here on
+		if q.sq.reading() {
+			// Its Response cannot come any more.
+			q.lost(fmt.Errorf("QP %d: %w with Reads outstanding", q.num, ErrDisconnected))
 		}
-		q.move(peerFIN, nil)
 		return
 	}
 	if q.lastErr != nil {
@@ -150,34 +150,22 @@ func (q *QP) ended(err error) {
 	}
 	q.discard = true
 	q.d.stats.terminates.Add(1)
+	e := fault
 	if te.Remote {
-		q.blame(te)
-		q.move(peerTerminate, err)
-	} else {
-		q.move(fault, err)
+		e = peerTerminate
 	}
+	q.log.Warn("terminate", "peer", q.info.Remote, "received", te.Remote, "layer", te.Layer, "type", te.Type, "code", te.Code, "err", err)
+	q.move(e, err)
+	q.blame(te)
+	// Nothing is sent or placed any more: no reason to let the program wait for the
+	// close.
+	q.flush()
 }
 
 // lost ends the QP with its connection.
 func (q *QP) lost(err error) {
 	q.stream.Conn.Abort()
 	q.move(llpLost, err)
-}
-
-// blame finds the Read that a Terminate of the peer is about.
-func (q *QP) blame(te *TerminateError) {
-	req, ok := rdmap.ParseReadReq(te.Term.RDMAP)
-	if !ok {
-		return // a Write or Send was complete for us when TCP took it
-	}
-	st := RemoteOperation
-	switch {
-	case te.Layer == rdmap.LayerRDMAP && te.Type == rdmap.TypeProtection:
-		st = RemoteAccess
-	case te.Layer == rdmap.LayerRDMAP && te.Type == rdmap.TypeOperation && te.Code != rdmap.CodeStream && te.Code != rdmap.CodeGlobal:
-		st = RemoteInvalidRequest
-	}
-	q.sq.readFailed(func(stag STag, to uint64) bool { return stag == req.SrcSTag && to <= req.SrcTO }, st, te)
 }
 
 // transmit sends what is due, at most a super-packet.
@@ -229,30 +217,8 @@ func (q *QP) close() {
 		q.move(llpClosed, nil)
 	case !time.Now().Before(q.deadline):
 		q.stream.Conn.Abort()
-		q.move(llpClosed, nil)
+		q.move(llpClosed, fmt.Errorf("QP %d: %w: %v did not close the connection for %v", q.num, ErrTimeout, q.info.Remote, q.d.cfg.CloseTimeout))
 	}
-}
-
-// flush completes every work request that is left, each once and in order.
-func (q *QP) flush() {
-	err := q.Err()
-	rest := ErrFlushed
-	if err != nil {
-		rest = fmt.Errorf("%w: %w", ErrFlushed, err)
-	}
-	first, firstErr := WRFlush, rest
-	// The message that was being received may be what the fault is about.
-	var te *TerminateError
-	var local *rdmap.BufferError
-	switch {
-	case errors.As(err, &local):
-		first, firstErr = LocalProtection, err
-	case errors.As(err, &te) && !te.Remote && te.Layer == rdmap.LayerDDP && te.Type == 2 && te.Code == 5:
-		first, firstErr = LocalLength, err
-	}
-	q.sq.flush(rest)
-	q.rq.flush(first, firstErr, rest)
-	close(q.done)
 }
 
 // owner is the QP as its stream sees it.

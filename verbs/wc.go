@@ -9,14 +9,16 @@ const (
 	LocalQPOperation            // the QP could not do it
 	LocalProtection             // local memory could not be accessed
 	WRFlush                     // the connection ended first
+	BadResponse                 // the Response to a Read was not what was asked for
 	RemoteInvalidRequest        // the peer found the request invalid
 	RemoteAccess                // the peer's memory could not be accessed
 	RemoteOperation             // the peer could not do it
-	Fatal                       // the connection broke the protocol
+	Fatal                       // something else
 )
 
 var statusTexts = [...]string{"success", "local length error", "local QP operation error", "local protection error",
-	"Work Request Flushed Error", "remote invalid request error", "remote access error", "remote operation error", "fatal error"}
+	"Work Request Flushed Error", "bad response error",
+	"remote invalid request error", "remote access error", "remote operation error", "fatal error"}
 
 // String returns the text of ibv_wc_status_str.
 func (s Status) String() string {

@@ -16,10 +16,11 @@ type sendSource interface {
 	sent(token uint64)
 	readDone(token uint64)
 	failed(token uint64, st Status, err error)
-	readFailed(match func(stag STag, to uint64) bool, st Status, err error)
-	idle() bool      // nothing waits to be sent, and no Read for its Response
-	unsent() bool    // something waits to be sent
-	flush(err error) // completes all that is left, and what is posted from now on
+	blame(about rdmap.Subject, st Status, err error) // fails what a Terminate is about
+	reading() bool                                   // a Read has not completed
+	idle() bool                                      // nothing waits to be sent, and no Read for its Response
+	unsent() bool                                    // something waits to be sent
+	flush(err error)                                 // completes all that is left, and what is posted from now on
 }
 
 // recvSource is a receive queue as the QP's step sees it.

@@ -46,7 +46,7 @@ type TerminateError struct {
 	Type   uint8 // error type within Layer
 	Code   uint8 // error code within Type
 	Remote bool  // the peer sent it; otherwise we found the fault
-	Term   Term  // as received, with memory of its own; the zero value otherwise
+	Term   Term  // as received or as sent, with memory of its own
 	Err    error // what we found; nil where Remote
 }
 

@@ -1,15 +1,19 @@
 package rdmap
 
-import "github.com/softrnic/softrnic/iwarp/mem"
+import (
+	"github.com/softrnic/softrnic/iwarp/ddp"
+	"github.com/softrnic/softrnic/iwarp/mem"
+)
 
 // response is a Read Request of the peer that waits for its Response.
 type response struct {
 	req  ReadReq
 	span [1]mem.Span // what is read
+	msn  ddp.MSN     // of the Request
 }
 
 // request takes a Read Request of the peer whose octets are in s.readBuf.
-func (s *Stream) request(n int) error {
+func (s *Stream) request(msn ddp.MSN, n int) error {
 	req, ok := ParseReadReq(s.readBuf[:min(n, ReadRequestLen)])
 	if !ok {
 		return operationError(CodeUnspecified, "Read Request of %d octets, %d are due (RFC 5040 section 4.4)", n, ReadRequestLen)
@@ -20,7 +24,7 @@ func (s *Stream) request(n int) error {
 		return protection(err)
 	}
 	r := s.irq.push()
-	r.req, r.span[0] = req, span
+	r.req, r.span[0], r.msn = req, span, msn
 	s.stats.ReadRequestsRx.Add(1)
 	return nil
 }

@@ -109,7 +109,8 @@ type Stats struct {
 
 // Classes of messages, to tell them apart when they are sent.
 const (
-	classWork uint8 = iota
+	classSend uint8 = iota
+	classWrite
 	classRead
 	classResponse
 	classTerminate
@@ -134,6 +135,7 @@ type Stream struct {
 	out           Outbound
 	responding    bool // a Read Response is being sent
 	offendingRead bool // the fault is about a Read Request's contents
+	unanswered    bool // the fault is about the first of irq, whose Response cannot be sent
 
 	readBuf [ReadRequestLen]byte
 	termBuf [MaxTerminateLen + 64]byte
@@ -228,18 +230,35 @@ func (s *Stream) fault(err error) error {
 	c, headers := wireCodes(err)
 	t := &Term{Layer: c.layer, Type: c.typ, Code: c.code}
 	if headers {
-		if hdr, n := s.Conn.Offender(); len(hdr) > 0 {
-			t.HasLen, t.Segment = true, uint16(n)
-			t.DDP = append([]byte(nil), hdr...)
-			if s.offendingRead {
-				t.RDMAP = append([]byte(nil), s.readBuf[:]...)
-			}
-		}
+		s.quote(t)
 	}
 	s.term = t
 	s.Conn.Abandon() // nothing follows the Terminate, nor the fault
-	s.err = &TerminateError{Layer: c.layer, Type: c.typ, Code: c.code, Err: err}
+	s.err = &TerminateError{Layer: c.layer, Type: c.typ, Code: c.code, Term: *t, Err: err}
 	return s.err
+}
+
+// quote puts the headers of the message at fault into t.
+func (s *Stream) quote(t *Term) {
+	if s.unanswered {
+		// Not the segment that came last, but the Read Request of a while ago.
+		r := s.irq.first()
+		h := ddp.Untagged{Last: true, RsvdULP: control(ReadRequest), QN: QNRead, MSN: r.msn}
+		t.HasLen, t.Segment = true, ddp.UntaggedLen+ReadRequestLen
+		t.DDP, t.RDMAP = make([]byte, ddp.UntaggedLen), make([]byte, ReadRequestLen)
+		h.Put(t.DDP)
+		r.req.Put(t.RDMAP)
+		return
+	}
+	hdr, n := s.Conn.Offender()
+	if len(hdr) == 0 {
+		return
+	}
+	t.HasLen, t.Segment = true, uint16(n)
+	t.DDP = append([]byte(nil), hdr...)
+	if s.offendingRead {
+		t.RDMAP = append([]byte(nil), s.readBuf[:]...)
+	}
 }
 
 // Fail ends the stream with a Terminate for a local catastrophic error.
@@ -323,9 +342,10 @@ func (s *Stream) pull(m *ddp.Message) bool {
 	}
 	m.RsvdULP, m.RsvdULP4, m.HdrLen = control(o.Op), 0, 0
 	m.SGL, m.Len = o.SGL, o.SGL.Len()
-	m.Class, m.Token = classWork, o.Token
+	m.Class, m.Token = classSend, o.Token
 	switch o.Op {
 	case Write:
+		m.Class = classWrite
 		m.Tagged, m.STag, m.TO = true, o.STag, o.TO
 	case ReadRequest:
 		r := s.orq.push()
@@ -352,7 +372,11 @@ func (s *Stream) pull(m *ddp.Message) bool {
 func (p *source) Sent(class uint8, token uint64) {
 	s := (*Stream)(p)
 	switch class {
-	case classWork:
+	case classSend:
+		s.stats.SendsTx.Add(1)
+		s.cfg.Owner.Sent(token)
+	case classWrite:
+		s.stats.WritesTx.Add(1)
 		s.cfg.Owner.Sent(token)
 	case classRead:
 		s.stats.ReadRequestsTx.Add(1)
@@ -372,7 +396,7 @@ func (p *source) Failed(class uint8, token uint64, err error) {
 	s := (*Stream)(p)
 	if class == classResponse {
 		// The region was taken away while its Response was under way.
-		s.termErr = protection(err)
+		s.termErr, s.unanswered = protection(err), true
 		return
 	}
 	s.cfg.Owner.Failed(token, err)
@@ -457,7 +481,7 @@ func (p *handler) UntaggedDone(h *ddp.Untagged, n int) error {
 	op, _ := ParseControl(h.RsvdULP)
 	switch h.QN {
 	case QNRead:
-		return s.request(n)
+		return s.request(h.MSN, n)
 	case QNTerminate:
 		return s.terminated(n)
 	}
