@@ -111,10 +111,13 @@ type Info struct {
 	MTU        int
 	MAC        net.HardwareAddr // of the kernel's side
 	Up         bool
-	Owner      int // -1 for none, or where unknown
-	Group      int
+	Owner      int // -1 for none
+	Group      int // -1 for none
 	MultiQueue bool
 	Persistent bool
+	// Known says that the kernel told the last four: it does so in /sys, which must
+	// be mounted for this network namespace.
+	Known bool
 }
 
 // Check says what is wrong with c that can be told without looking at the system.

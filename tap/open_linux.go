@@ -355,7 +355,7 @@ func List() ([]Info, error) {
 		f := flagsOf(i.Name)
 		out = append(out, Info{Name: i.Name, Index: i.Index, MTU: i.MTU, MAC: i.HardwareAddr, Up: i.Flags&net.FlagUp != 0,
 			Owner: sysInt(i.Name, "owner", -1), Group: sysInt(i.Name, "group", -1),
-			MultiQueue: f&unix.IFF_MULTI_QUEUE != 0, Persistent: f&iffPersist != 0})
+			MultiQueue: f&unix.IFF_MULTI_QUEUE != 0, Persistent: f&iffPersist != 0, Known: f != 0})
 	}
 	return out, nil
 }
