@@ -35,6 +35,8 @@ var (
 	// ErrTimeout says that the peer did not answer in time: TCP gave the connection
 	// up, or the peer did not close its side of it.
 	ErrTimeout = llp.ErrTimeout
+	// ErrStartupTimeout: the peer did not finish the MPA startup in time.
+	ErrStartupTimeout = rdmap.ErrStartupTimeout
 	// ErrPrivateData: more private data than a frame can carry, 512 octets at MPA
 	// revision 1 and 508 at revision 2.
 	ErrPrivateData = rdmap.ErrPrivateData
