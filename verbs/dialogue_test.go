@@ -614,11 +614,12 @@ func TestDialogueStartup(t *testing.T) {
 		"junk":      {[]byte("HTTP/1.1 400 Bad Request"), nil, 0},
 	} {
 		bubble(t, "initiator: "+name, llptest.Options{}, func(s *scene) {
-			l, err := s.stack.Listen(deviceAddr, 1)
+			_, err := s.stack.Listen(deviceAddr, 1)
 			if err == nil {
 				s.T.Fatal("address in use")
 			}
-			if l, err = s.stack.Listen(s.peerPort(), 1); err != nil {
+			l, err := s.stack.Listen(s.peerPort(), 1)
+			if err != nil {
 				s.T.Fatal(err)
 			}
 			defer l.Close()
