@@ -24,7 +24,8 @@ type queue struct {
 	rc  syscall.RawConn
 	hdr int // octets of the virtio-net header on the descriptor, 0 for none
 
-	woken atomic.Bool
+	woken  atomic.Bool
+	closed atomic.Bool
 
 	// For ReadBatch and Wait, one goroutine at a time. The functions are made once,
 	// since a closure for each call would be an allocation.
@@ -64,7 +65,10 @@ func newQueue(f *os.File, hdr int) (*queue, error) {
 	return q, nil
 }
 
-func (q *queue) close() error { return q.f.Close() }
+func (q *queue) close() error {
+	q.closed.Store(true)
+	return q.f.Close()
+}
 
 // ReadBatch implements Queue.
 func (q *queue) ReadBatch(frames []Frame) (int, error) {
@@ -198,12 +202,12 @@ func (q *queue) Wait(timeout time.Duration) error {
 	err := q.rc.Read(q.rd.ready)
 	q.woken.Store(false)
 	switch {
+	case q.closed.Load():
+		return ErrClosed
 	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
 		return q.rd.err
-	case errors.Is(err, os.ErrClosed):
-		return ErrClosed
 	}
-	return err
+	return fmt.Errorf("tap: wait for %s: %w", q.f.Name(), err)
 }
 
 // ready says whether Wait is over.
