@@ -402,12 +402,10 @@ func TestNetnsQueue(t *testing.T) {
 			t.Errorf("%d descriptors of %s, want 1", found, tunPath)
 		}
 		// Close ends a Wait.
+		drain(q)
 		done := make(chan error)
 		go func() { done <- q.Wait(-1) }()
-		for drain(q); ; {
-			time.Sleep(10 * time.Millisecond)
-			break
-		}
+		time.Sleep(10 * time.Millisecond)
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
