@@ -8,9 +8,12 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -396,5 +399,62 @@ func TestNetnsDemo(t *testing.T) {
 			t.Errorf("%s moved %d octets, want at least 256 MiB", op, seen[op])
 		}
 	}
-	t.Logf("took %v: %s", time.Since(begin).Round(time.Millisecond), out)
+	took := time.Since(begin).Round(time.Millisecond)
+	t.Logf("took %v: %s", took, out)
+	if left := running(softrnicBinary(t)); len(left) > 0 {
+		t.Errorf("processes %v are left", left)
+	}
+}
+
+// TestNetnsDemoInterrupted: ^C ends the demo at any moment, and nothing of it is left:
+// no process, and so no namespace, interface or address, as those of the demo have
+// no names.
+func TestNetnsDemoInterrupted(t *testing.T) {
+	newLab(t) // for its checks
+	before := interfaces(t)
+	for _, after := range []time.Duration{20 * time.Millisecond, 300 * time.Millisecond, 1500 * time.Millisecond} {
+		cmd := exec.Command(softrnicBinary(t), "demo")
+		p := start(t, cmd)
+		time.Sleep(after)
+		p.interrupt(t)
+		if p.cmd.ProcessState != nil && p.cmd.ProcessState.Success() && !strings.Contains(p.output(), "verified") {
+			t.Errorf("interrupted after %v it says success:\n%s", after, p.output())
+		}
+		var left []string
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			if left = running(softrnicBinary(t)); len(left) == 0 {
+				break
+			}
+		}
+		if len(left) > 0 {
+			t.Errorf("interrupted after %v, processes %v are left", after, left)
+		}
+	}
+	if now := interfaces(t); !slices.Equal(now, before) {
+		t.Errorf("interfaces before: %v, after: %v", before, now)
+	}
+}
+
+// running returns the processes that run the program at path.
+func running(path string) (pids []string) {
+	links, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, l := range links {
+		if exe, err := os.Readlink(l); err == nil && exe == path {
+			pids = append(pids, filepath.Base(filepath.Dir(l)))
+		}
+	}
+	return pids
+}
+
+// interfaces returns the names of the interfaces of this namespace.
+func interfaces(t *testing.T) (names []string) {
+	t.Helper()
+	all, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range all {
+		names = append(names, i.Name)
+	}
+	return names
 }
