@@ -9,6 +9,7 @@ package verbstest
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -52,6 +53,16 @@ var (
 // Net returns two unconnected devices on a network in memory, at AddrA and AddrB.
 func Net(t testing.TB, o Options) (a, b *verbs.Device) {
 	t.Helper()
+	a, b, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+// Open is Net for programs that are no tests: the caller closes the devices.
+func Open(o Options) (a, b *verbs.Device, err error) {
 	lo := llptest.Options{EMSS: o.EMSS, Space: 1 << 20}
 	if o.CutSeed != 0 {
 		var mu sync.Mutex
@@ -63,15 +74,13 @@ func Net(t testing.TB, o Options) (a, b *verbs.Device) {
 		}
 	}
 	net := llptest.NewNet(lo)
-	open := func(addr netip.Addr) *verbs.Device {
-		d, err := verbs.Open(net.Stack(addr), o.Config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { d.Close() })
-		return d
+	if a, err = verbs.Open(net.Stack(AddrA), o.Config); err != nil {
+		return nil, nil, err
 	}
-	return open(AddrA), open(AddrB)
+	if b, err = verbs.Open(net.Stack(AddrB), o.Config); err != nil {
+		return nil, nil, errors.Join(err, a.Close())
+	}
+	return a, b, nil
 }
 
 // NewSide makes a PD, a CQ and an unconnected QP on d.
