@@ -3,10 +3,14 @@ package mem
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -351,4 +355,180 @@ func TestNoAllocations(t *testing.T) {
 	if out2-out != 3000*(runs+1) || in2-in != 4000*(runs+1) {
 		t.Errorf("counted %d out and %d in", out2-out, in2-in)
 	}
+}
+
+// A buffer that came too late for a message does not matter to it: only the spans
+// that octets go to are looked at.
+func TestScatterLooksAtWhatItReaches(t *testing.T) {
+	tab := NewTable()
+	var l SGL
+	var regions []*Region
+	for range 3 {
+		r := register(t, tab, 1, make([]byte, 8), 0, LocalWrite)
+		regions = append(regions, r)
+		l = append(l, Span{}, r.Span(0, 8))
+	}
+	tab.Deregister(regions[0])
+	tab.Deregister(regions[2])
+	if err := l.Scatter(8, Vec{[]byte("12345678")}, true); err != nil || string(regions[1].Bytes()) != "12345678" {
+		t.Errorf("octets 8 to 16: %v, %q", err, regions[1].Bytes())
+	}
+	for _, off := range []int{7, 9} {
+		if err := l.Scatter(off, Vec{[]byte("abcdefgh")}, true); !errors.Is(err, ErrSTag) || string(regions[1].Bytes()) != "12345678" {
+			t.Errorf("octets from %d on: %v, %q", off, err, regions[1].Bytes())
+		}
+	}
+}
+
+// Nothing is placed once Deregister or Invalidate has returned, while several
+// streams place as fast as they can.
+func TestNothingIsPlacedAfterDeregister(t *testing.T) {
+	tab := NewTable()
+	for round := range 200 {
+		r := register(t, tab, 1, make([]byte, 64), 0, RemoteWrite|RemoteInvalidate)
+		var wg sync.WaitGroup
+		var placed atomic.Int64
+		for i := range 3 {
+			src := Vec{bytes.Repeat([]byte{byte(i + 1)}, 16)}
+			wg.Go(func() {
+				for {
+					// Streams of a peer write where they please; here each to its own part.
+					s, err := tab.Check(r.STag(), uint64(16*i), 16, RemoteWrite, 1)
+					if err == nil {
+						err = s.Scatter(0, src, true)
+					}
+					if err != nil {
+						if !errors.Is(err, ErrSTag) {
+							t.Error(err)
+						}
+						return
+					}
+					placed.Add(1)
+				}
+			})
+		}
+		for placed.Load() < 3 {
+			runtime.Gosched()
+		}
+		var err error
+		if round%2 == 0 {
+			_, err = tab.Invalidate(r.STag(), 1)
+		} else {
+			err = tab.Deregister(r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		clear(r.Bytes()) // the race detector would tell as well
+		wg.Wait()
+		if !bytes.Equal(r.Bytes(), make([]byte, 64)) {
+			t.Fatalf("round %d: placed after the end: %x", round, r.Bytes())
+		}
+	}
+}
+
+// The same with a list of buffers, polled by eight octets at a time.
+func TestPollUint64(t *testing.T) {
+	a, b := NewLocal(make([]byte, 100)), NewLocal(make([]byte, 64))
+	l := SGL{a.Span(0, 100), b.Span(0, 64)}
+	src := make([]byte, 164)
+	for round := byte(1); round < 50; round++ {
+		for i := range src {
+			src[i] = round
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if err := l.Scatter(0, Vec{src[:90], src[90:159], src[159:]}, true); err != nil {
+				t.Error(err)
+			}
+		}()
+		want := uint64(round) * 0x0101010101010101
+		for b.LoadUint64(56) != want {
+			runtime.Gosched()
+		}
+		if n := bytes.Count(a.Bytes(), []byte{round}) + bytes.Count(b.Bytes(), []byte{round}); n != len(src) {
+			t.Fatalf("round %d: %d octets of %d", round, n, len(src))
+		}
+		<-done
+	}
+	var p [8]byte
+	if b.Load(p[:], 56); p != [8]byte{49, 49, 49, 49, 49, 49, 49, 49} {
+		t.Errorf("Load: %v", p)
+	}
+}
+
+func TestSpanPanicsOutside(t *testing.T) {
+	r := NewLocal(make([]byte, 10))
+	for _, c := range [][2]int{{-1, 1}, {0, 11}, {11, 0}, {5, 6}, {1, -1}, {math.MaxInt, 1}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("Span(%d, %d) was granted", c[0], c[1])
+				}
+			}()
+			r.Span(c[0], c[1])
+		}()
+	}
+	if s := r.Span(10, 0); s.Len != 0 {
+		t.Error("an empty span at the end")
+	}
+}
+
+func TestStrings(t *testing.T) {
+	for a, want := range map[Access]string{0: "none", RemoteRead | RemoteWrite: "remote-read|remote-write", 0x81: "local-write|unknown"} {
+		if got := a.String(); got != want {
+			t.Errorf("Access(%#x) is %q, want %q", uint8(a), got, want)
+		}
+	}
+	tab := NewTable()
+	r := register(t, tab, 1, make([]byte, 16), 0x1000, RemoteRead)
+	_, err := tab.Check(r.STag(), 0x1008, 9, RemoteRead, 1)
+	want := fmt.Sprintf("mem: outside the bounds of the region: STag %v, TO 0x1008, 9 octets; the region has 16 octets from TO 0x1000", r.STag())
+	if err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	if _, err = tab.Check(r.STag(), 0x1008, 1, RemoteWrite, 1); err == nil || !strings.Contains(err.Error(), "wants remote-write, the region grants remote-read") {
+		t.Errorf("%v", err)
+	}
+	if _, err := tab.Register(0, nil, 0, 0); err == nil {
+		t.Error("registered without a protection domain")
+	}
+	if _, err := tab.Register(1, nil, 0, 0x40); err == nil {
+		t.Error("registered with an unknown right")
+	}
+}
+
+func BenchmarkCheck(b *testing.B) {
+	tab := NewTable()
+	var stags []STag
+	for range 1024 {
+		stags = append(stags, register(b, tab, 1, make([]byte, 64), 0, RemoteWrite).STag())
+	}
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		if _, err := tab.Check(stags[i&1023], 8, 16, RemoteWrite, 1); err != nil {
+			b.Fatal(err)
+		}
+		i++
+	}
+}
+
+func ExampleTable() {
+	t := NewTable()
+	buf := make([]byte, 16)
+	r, _ := t.Register(1, buf, 0, RemoteWrite)
+	// A peer writes five octets at TO 4.
+	s, err := t.Check(r.STag(), 4, 5, RemoteWrite, 1)
+	if err == nil {
+		err = s.Scatter(0, Vec{[]byte("he"), []byte("llo")}, true)
+	}
+	fmt.Printf("%q %v\n", buf[4:9], err)
+	// It may not read.
+	_, err = t.Check(r.STag(), 4, 5, RemoteRead, 1)
+	fmt.Println(errors.Is(err, ErrAccess))
+	// Output:
+	// "hello" <nil>
+	// true
 }

@@ -129,9 +129,10 @@ func (r *Region) wait() { <-r.idle }
 
 // Load copies the octets of r from off to p, and is ordered after the last
 // octets of every message placed: a program that sees a message's last octet by
-// Load sees all of it. It is clean under the race detector for the last 8 octets
-// of a message while it is being placed; p and off must lie within r, else Load
-// panics. It blocks for the length of a copy at most.
+// Load sees all of it. While a message is being placed, Load is clean under the
+// race detector for the last octets of its last segment, up to 8; what comes
+// before them must not be looked at until the last one is there. p and off must
+// lie within r, else Load panics. It blocks for the length of a copy at most.
 func (r *Region) Load(p []byte, off int) {
 	s := r.Span(off, len(p))
 	r.tail.Lock()

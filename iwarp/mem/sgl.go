@@ -68,23 +68,30 @@ func (l SGL) Scatter(off int, src Vec, last bool) error {
 	if off < 0 || n > l.Len()-off {
 		return &CheckError{Err: ErrBounds, TO: uint64(off), Len: uint64(n), Size: l.Len()}
 	}
+	// Only the spans that src reaches are acquired, and looked at.
+	first, at := 0, 0 // at is the offset of l[first] in the list
+	for off >= at+l[first].Len {
+		at += l[first].Len
+		first++
+	}
+	end, stop, pos := off+n, first, at
+	for pos < end {
+		pos += l[stop].Len
+		stop++
+	}
+	l = l[first:stop]
 	if err := l.Acquire(); err != nil {
 		return err
 	}
 	defer l.Release()
-	end := off + n
-	pos := 0 // of the span at hand, in l
 	c := cursor{v: src}
 	for i := range l {
 		s := &l[i]
-		from, to := max(off, pos), min(end, pos+s.Len)
-		pos += s.Len
-		if from >= to {
-			continue
-		}
-		if err := c.place(s, from-(pos-s.Len), to-from, last, end-to); err != nil {
+		from, to := max(off, at), min(end, at+s.Len)
+		if err := c.place(s, from-at, to-from, last, end-to); err != nil {
 			return err
 		}
+		at += s.Len
 	}
 	return nil
 }

@@ -31,7 +31,9 @@ func random32() uint32 {
 }
 
 // quarantine holds the indexes freed last, oldest first, so that a stale STag
-// does not soon name somebody else's memory.
+// does not soon name somebody else's memory. Count is all it goes by: an index
+// that leaves is but one of millions that the next Register draws from, and its
+// key is drawn again as well.
 type quarantine struct {
 	ring []uint32
 	next int
