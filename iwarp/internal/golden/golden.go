@@ -1,7 +1,11 @@
 // Package golden loads the frames of iwarp/testdata/frames: one FPDU or startup
-// frame each, as hex, with its origin in a comment on the first line. They come
-// from figures of the RFCs, from layouts checked with an independent CRC32c, and
-// from captures of Linux siw.
+// frame each, as hex; what follows a # is a comment, and the first line tells
+// the frame's origin. They come from figures of the RFCs, from layouts checked
+// with an independent CRC32c, and from captures of Linux siw.
+//
+// FPDUs at the top have no markers and a good CRC; startup frames are there too,
+// and begin with "MPA". Under nocrc are frames of connections without CRC, under
+// markers FPDUs with their markers, under pad FPDUs whose PAD is not zero.
 package golden
 
 import (
@@ -18,7 +22,7 @@ func dir() string {
 	return filepath.Join(filepath.Dir(file), "..", "..", "testdata", "frames")
 }
 
-// Frame returns the octets of the frame called name.
+// Frame returns the octets of the frame called name, "nocrc/siw-send-16" say.
 func Frame(t testing.TB, name string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir(), name+".hex"))
@@ -27,9 +31,8 @@ func Frame(t testing.TB, name string) []byte {
 	}
 	var digits strings.Builder
 	for line := range strings.Lines(string(text)) {
-		if !strings.HasPrefix(line, "#") {
-			digits.WriteString(strings.TrimSpace(line))
-		}
+		line, _, _ = strings.Cut(line, "#")
+		digits.WriteString(strings.TrimSpace(line))
 	}
 	b, err := hex.DecodeString(digits.String())
 	if err != nil {
@@ -38,7 +41,8 @@ func Frame(t testing.TB, name string) []byte {
 	return b
 }
 
-// Names returns the names of all frames that begin with prefix.
+// Names returns the names of all frames that begin with prefix, "nocrc/" say: ""
+// those at the top.
 func Names(t testing.TB, prefix string) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir(), prefix+"*.hex"))
@@ -46,7 +50,11 @@ func Names(t testing.TB, prefix string) []string {
 		t.Fatalf("no golden frames %s*: %v", prefix, err)
 	}
 	for i := range files {
-		files[i] = strings.TrimSuffix(filepath.Base(files[i]), ".hex")
+		name, err := filepath.Rel(dir(), files[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[i] = filepath.ToSlash(strings.TrimSuffix(name, ".hex"))
 	}
 	return files
 }
