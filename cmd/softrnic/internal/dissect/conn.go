@@ -16,6 +16,8 @@ const (
 	maxSearch = 1 << 20
 	// maxEffort is how many octets are summed up in vain, in searches.
 	maxEffort = 1 << 30
+	// maxOpen is how many places are watched at once.
+	maxOpen = 32
 	// maxIdle is the buffer that an idle direction keeps.
 	maxIdle = 64 << 10
 )
@@ -65,8 +67,9 @@ type dir struct {
 	framer   framer
 	pos      uint64 // of buf in the stream of FPDUs
 	suspect  bool   // the CRC of the last FPDU was wrong
-	searched int    // octets passed in this search
+	searched int    // octets dropped in this search
 	at       int    // where in buf the search is
+	open     []int  // offsets in buf before at where an FPDU may begin whose end has not come
 	effort   int    // octets summed up in searches
 }
 
@@ -115,7 +118,7 @@ func (d *Decoder) lost(c *conn, i, n int) {
 
 // search begins to look for an FPDU behind the first skip octets of the buffer.
 func (x *dir) search(skip int) {
-	x.phase, x.at, x.searched, x.suspect = searching, skip, 0, false
+	x.phase, x.at, x.searched, x.suspect, x.open = searching, skip, 0, false, x.open[:0]
 }
 
 // drop passes n octets of the buffer.
@@ -282,56 +285,104 @@ func (x *dir) plausible(at int) (yes, ok bool) {
 	return plausible(b)
 }
 
+// verdict is what can be said of a place in a search.
+type verdict uint8
+
+const (
+	no verdict = iota
+	yes
+	tooEarly // more octets are needed
+)
+
 // find looks for the next FPDU: a header that can be, and a right CRC behind it.
 // Where the connection may do without CRC, a field of zeros and the header of
 // another FPDU behind it will do.
 func (d *Decoder) find(c *conn, i int) (more bool) {
 	x := &c.dirs[i]
-	for {
-		yes, ok := x.plausible(x.at)
-		if !ok {
-			break
+	waiting := x.open
+	x.open = x.open[:0]
+	for _, at := range waiting {
+		switch x.try(c, at) {
+		case yes:
+			d.found(c, i, at)
+			return true
+		case tooEarly:
+			x.open = append(x.open, at)
 		}
-		if yes {
-			f, whole, err := x.framer.first(x.buf[x.at:], x.pos+uint64(x.at))
-			if err == nil && !whole {
-				break // look again when there is more
-			}
-			if err == nil {
-				x.effort += f.wire
-				match, ok := x.matches(c, &f)
-				if !ok {
-					break
-				}
-				if match {
-					d.found(c, i)
-					return true
-				}
-			}
-		}
-		x.at++
+	}
+	for ; x.at < len(x.buf); x.at++ {
 		if x.searched+x.at > maxSearch || x.effort > maxEffort {
 			d.giveUp(c, i)
 			return true
 		}
+		switch x.try(c, x.at) {
+		case yes:
+			d.found(c, i, x.at)
+			return true
+		case tooEarly:
+			if len(x.open) == maxOpen {
+				x.open = append(x.open[:0], x.open[1:]...)
+			}
+			x.open = append(x.open, x.at)
+		}
 	}
-	x.searched += x.at // what was looked at is not needed any more
-	x.pos += uint64(x.at)
-	x.drop(x.at)
-	x.at = 0
+	keep := x.at // what comes before is not needed any more
+	if len(x.open) > 0 {
+		keep = x.open[0]
+	}
+	for j := range x.open {
+		x.open[j] -= keep
+	}
+	x.searched += keep
+	x.pos += uint64(keep)
+	x.at -= keep
+	x.drop(keep)
 	return false
 }
 
-// matches says whether f at x.at is an FPDU; ok is false where more octets are
-// needed to tell.
-func (x *dir) matches(c *conn, f *frame) (yes, ok bool) {
-	if f.sum == f.stored {
-		return true, true
+// try says whether an FPDU begins at at, an offset in the buffer.
+func (x *dir) try(c *conn, at int) verdict {
+	maybe, ok := x.plausible(at)
+	if !ok {
+		return tooEarly
 	}
-	if c.crc == crcOn || f.stored != 0 {
-		return false, true
+	if !maybe {
+		return no
 	}
-	return x.plausible(x.at + f.wire)
+	f, whole, err := x.framer.first(x.buf[at:], x.pos+uint64(at))
+	switch {
+	case err != nil:
+		return no
+	case !whole:
+		return tooEarly
+	}
+	x.effort += f.wire
+	switch {
+	case f.sum == f.stored:
+		return yes
+	case c.crc == crcOn || f.stored != 0:
+		return no
+	}
+	switch maybe, ok := x.plausible(at + f.wire); {
+	case !ok:
+		return tooEarly
+	case maybe:
+		return yes
+	}
+	return no
+}
+
+// last finds an FPDU without CRC that nothing follows, at the end of a search.
+func (d *Decoder) last(c *conn, i int) {
+	x := &c.dirs[i]
+	for _, at := range x.open {
+		f, whole, err := x.framer.first(x.buf[at:], x.pos+uint64(at))
+		if err == nil && whole && at+f.wire == len(x.buf) {
+			d.found(c, i, at)
+			d.read(c, i)
+			return
+		}
+	}
 }
 
 // giveUp ends a search that found nothing.
@@ -347,18 +398,18 @@ func (d *Decoder) giveUp(c *conn, i int) {
 	x.phase = ignored
 }
 
-// found goes on at x.at.
-func (d *Decoder) found(c *conn, i int) {
+// found goes on with the FPDU at at.
+func (d *Decoder) found(c *conn, i, at int) {
 	x := &c.dirs[i]
-	if n := x.searched + x.at; n > 0 {
-		d.note("%s > %s: %d octets passed to the next FPDU", x.src, x.dst, n)
-	}
 	if !c.spoke {
 		d.note("%s > %s: the capture began within the connection", x.src, x.dst)
 	}
-	x.pos += uint64(x.at)
-	x.drop(x.at)
-	x.phase, x.at, x.searched = framed, 0, 0
+	if n := x.searched + at; n > 0 {
+		d.note("%s > %s: %d octets passed to the next FPDU", x.src, x.dst, n)
+	}
+	x.pos += uint64(at)
+	x.drop(at)
+	x.phase, x.at, x.searched, x.open = framed, 0, 0, x.open[:0]
 }
 
 // finish reads what is left at the end of a connection or of the capture.
@@ -369,6 +420,9 @@ func (d *Decoder) finish(c *conn) {
 	}
 	for i := range c.dirs {
 		x := &c.dirs[i]
+		if x.phase == searching {
+			d.last(c, i)
+		}
 		if x.phase == waiting && len(x.buf) > 0 {
 			d.note("%s > %s: FPDUs, but the Reply was not captured", x.src, x.dst)
 			x.phase = framed

@@ -45,41 +45,51 @@ func (f *framer) first(b []byte, pos uint64) (fr frame, ok bool, err error) {
 		return fr, false, fmt.Errorf("ULPDU_Length %d exceeds %d", n, mpa.MaxULPDU)
 	}
 	head := w.last
-	if !f.markers {
-		total := mpa.FPDULen(n)
-		if len(b) < total {
-			return fr, false, nil
-		}
-		fr.ulpdu, fr.wire = b[2:2+n], total
-	} else {
+	if fr.wire = f.length(n, pos); len(b) < fr.wire {
+		return fr, false, nil
+	}
+	fr.ulpdu = b[2 : 2+n]
+	if f.markers {
 		rest := mpa.FPDULen(n) - 2 - 4
 		f.joined = f.joined[:0]
 		for rest > 0 {
 			k := min(rest, w.run())
 			if k == 0 {
 				w.marker(head)
-				if w.short() {
-					return fr, false, nil
-				}
 				continue
 			}
-			if !w.take(k) {
-				return fr, false, nil
-			}
+			w.take(k)
 			f.joined = append(f.joined, b[w.last:w.last+k]...)
 			rest -= k
 		}
 		if w.run() == 0 {
 			w.marker(head)
 		}
-		if w.short() || w.i+4 > len(b) {
-			return fr, false, nil
-		}
-		fr.ulpdu, fr.wire, fr.markers, fr.marker = f.joined[:n], w.i+4, w.seen, w.fault
+		fr.ulpdu, fr.markers, fr.marker = f.joined[:n], w.seen, w.fault
 	}
 	fr.sum = crc32.Checksum(b[:fr.wire-4], castagnoli)
 	fr.stored = binary.LittleEndian.Uint32(b[fr.wire-4:])
 	return fr, true, nil
+}
+
+// length returns the octets in the stream of an FPDU with a ULPDU of n octets.
+func (f *framer) length(n int, pos uint64) int {
+	bare := mpa.FPDULen(n)
+	if !f.markers {
+		return bare
+	}
+	// Markers make it longer, so that more of them fall into it.
+	for total := bare; ; {
+		first := (markerEvery - pos%markerEvery) % markerEvery // where the next marker begins
+		count := 0
+		if uint64(total) > first {
+			count = 1 + int((uint64(total)-first-1)/markerEvery)
+		}
+		if total == bare+count*markerLen {
+			return total
+		}
+		total = bare + count*markerLen
+	}
 }
 
 // walk goes through a stream with markers.
