@@ -83,6 +83,8 @@ func TestNetnsTransfer(t *testing.T) {
 					t.Errorf("%s: %v\n%s", ends[i], err, p.output())
 				} else if want := fmt.Sprintf("verified %d octets", total); !strings.Contains(p.output(), want) {
 					t.Errorf("%s did not say %q:\n%s", ends[i], want, p.output())
+				} else {
+					t.Logf("%s: %s", ends[i], p.output()[strings.Index(p.output(), "verified"):])
 				}
 			}
 			t.Logf("%d MiB each way at once, generated, moved and hashed, in %v", total>>20, time.Since(begin).Round(time.Millisecond))
@@ -173,7 +175,8 @@ func transfer(args []string) error {
 	if err := p.run(ctx, *active); err != nil {
 		return err
 	}
-	fmt.Printf("verified %d octets\n", p.verified)
+	st := rnic.Stack().Stats()
+	fmt.Printf("verified %d octets; TCP: %d retransmits, %d timeouts\n", p.verified, st.TCPRetransmits, st.TCPTimeouts)
 	return nil
 }
 
