@@ -152,7 +152,7 @@ type serveOptions struct {
 }
 
 func newServeCmd() *cobra.Command {
-	return group("serve", "Serve clients of ping and bench", newServePingCmd())
+	return group("serve", "Serve clients of ping and bench", newServePingCmd(), newServeBenchCmd())
 }
 
 // serveFlags adds what servers share.

@@ -38,7 +38,7 @@ failed; 2 wrong usage, and nothing was made or changed.`,
 		return usagef("%w: see softrnic %s --help", err, strings.TrimPrefix(c.CommandPath(), "softrnic "))
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(newDemoCmd(), newPingCmd(), newServeCmd(), newDecodeCmd(), newTapCmd(), newBridgeCmd(), newVersionCmd())
+	cmd.AddCommand(newDemoCmd(), newPingCmd(), newServeCmd(), newBenchCmd(), newDecodeCmd(), newTapCmd(), newBridgeCmd(), newVersionCmd())
 	return cmd
 }
 
