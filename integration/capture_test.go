@@ -93,9 +93,9 @@ func (r *recorder) note(h tap.VNetHdr, f []byte) {
 }
 
 // alignment counts, over all flows of more than a few segments, the segments that
-// start with an FPDU header, and all of them. MPA startup does not count. No
-// segment may be missing.
-func (r *recorder) alignment(t *testing.T) (aligned, all int) {
+// start with an FPDU header, all of them, and those that TCP sent again. MPA
+// startup does not count. No segment may be missing.
+func (r *recorder) alignment(t *testing.T) (aligned, all, again int) {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,33 +103,38 @@ func (r *recorder) alignment(t *testing.T) (aligned, all int) {
 		if len(segs) < 3 {
 			continue
 		}
-		a, n, err := alignedSegments(segs)
+		a, n, g, err := alignedSegments(segs)
 		if err != nil {
 			t.Errorf("port %d to %d: %v", k.srcPort, k.dstPort, err)
 		}
-		aligned, all = aligned+a, all+n
+		aligned, all, again = aligned+a, all+n, again+g
 	}
-	return aligned, all
+	return aligned, all, again
 }
 
-func alignedSegments(segs []segment) (aligned, all int, err error) {
+func alignedSegments(segs []segment) (aligned, all, again int, err error) {
 	first := segs[0].seq
 	slices.SortStableFunc(segs, func(a, b segment) int { return int(int32(a.seq - b.seq)) })
 	if segs[0].seq != first {
-		return 0, 0, fmt.Errorf("the first segment was not the first of the stream")
+		return 0, 0, 0, fmt.Errorf("the first segment was not the first of the stream")
 	}
 	var stream []byte
 	for _, s := range segs {
 		off := int(s.seq - first)
 		switch {
+		case off < len(stream) && len(s.payload) > 0:
+			again++
+			if off+len(s.payload) > len(stream) {
+				stream = append(stream, s.payload[len(stream)-off:]...)
+			}
 		case off > len(stream):
-			return 0, 0, fmt.Errorf("octets %d to %d are missing", len(stream), off)
-		case off+len(s.payload) > len(stream):
-			stream = append(stream, s.payload[len(stream)-off:]...)
+			return 0, 0, 0, fmt.Errorf("octets %d to %d are missing", len(stream), off)
+		default:
+			stream = append(stream, s.payload...)
 		}
 	}
 	if len(stream) < 20 || string(stream[:6]) != "MPA ID" {
-		return 0, 0, fmt.Errorf("no MPA startup at the start")
+		return 0, 0, 0, fmt.Errorf("no MPA startup at the start")
 	}
 	at := 20 + int(binary.BigEndian.Uint16(stream[18:]))
 	starts := map[int]bool{}
@@ -140,7 +145,7 @@ func alignedSegments(segs []segment) (aligned, all int, err error) {
 		at += 2 + n + (4-(2+n)%4)%4 + 4
 	}
 	if at != len(stream) {
-		return 0, 0, fmt.Errorf("the last FPDU ends at %d, the stream at %d", at, len(stream))
+		return 0, 0, 0, fmt.Errorf("the last FPDU ends at %d, the stream at %d", at, len(stream))
 	}
 	for _, s := range segs {
 		if off := int(s.seq - first); off >= begin {
@@ -150,7 +155,7 @@ func alignedSegments(segs []segment) (aligned, all int, err error) {
 			}
 		}
 	}
-	return aligned, all, nil
+	return aligned, all, again, nil
 }
 
 // TestAlignedSegments: the count itself counts right.
@@ -179,12 +184,15 @@ func TestAlignedSegments(t *testing.T) {
 		{[]int{20, 61, 120, 140}, 2, 3},
 		{[]int{20, 30, 70, 140}, 1, 3},
 	} {
-		a, n, err := alignedSegments(cut(c.ends...))
-		if err != nil || a != c.aligned || n != c.all {
-			t.Errorf("cut at %v: %d of %d, %v; want %d of %d", c.ends, a, n, err, c.aligned, c.all)
+		a, n, again, err := alignedSegments(cut(c.ends...))
+		if err != nil || a != c.aligned || n != c.all || again != 0 {
+			t.Errorf("cut at %v: %d of %d, %d again, %v; want %d of %d", c.ends, a, n, again, err, c.aligned, c.all)
 		}
 	}
-	if _, _, err := alignedSegments(append(cut(20, 60), segment{110, stream[120:]})); err == nil {
+	if _, _, _, err := alignedSegments(append(cut(20, 60), segment{110, stream[120:]})); err == nil {
 		t.Error("a hole was not found")
+	}
+	if _, _, again, err := alignedSegments(append(cut(20, 60, 120, 140), segment{50, stream[60:120]})); err != nil || again != 1 {
+		t.Errorf("%d segments sent again, %v; want 1", again, err)
 	}
 }

@@ -40,20 +40,37 @@ func TestAlignment(t *testing.T) {
 	s := seed(t)
 	for _, r := range []rig{{mtu: 1500}, {mtu: 9000}, {mtu: 1500, v6: true}} {
 		t.Run(fmt.Sprintf("mtu=%d/v6=%v", r.mtu, r.v6), func(t *testing.T) {
-			da, db := r.devices(t)
-			ra, rb := record(da), record(db)
-			a, b := r.over(t, ra, rb)
-			exchange(t, a, b, s, 32<<20, 100_000, time.Minute)
-			aligned, all := ra.alignment(t) // a's Sends and Writes, and its Read Responses
-			t.Logf("%d of %d segments start with an FPDU header (%.3f %%)", aligned, all, 100*float64(aligned)/float64(all))
-			if all < 32<<20/r.mtu {
-				t.Errorf("only %d segments on the capture", all)
+			// The promise is for a wire without loss. On a busy machine TCP may take a
+			// pause for a loss and send segments again: then it has another try.
+			for try := range uint64(5) {
+				aligned, all, again := alignmentOf(t, r, s+try)
+				t.Logf("%d of %d segments start with an FPDU header (%.3f %%); %d were sent again",
+					aligned, all, 100*float64(aligned)/float64(all), again)
+				if float64(aligned) >= 0.99*float64(all) {
+					return
+				}
+				if again == 0 {
+					t.Fatalf("%d of %d segments start with an FPDU header, want 99 %% of them", aligned, all)
+				}
 			}
-			if float64(aligned) < 0.99*float64(all) {
-				t.Errorf("%d of %d segments start with an FPDU header, want 99 %% of them", aligned, all)
-			}
+			t.Error("no run without segments sent again reached 99 %")
 		})
 	}
+}
+
+// alignmentOf exchanges random messages and looks at what a sent: its Sends and
+// Writes, and its Read Responses.
+func alignmentOf(t *testing.T, r rig, seed uint64) (aligned, all, again int) {
+	da, db := r.devices(t)
+	ra, rb := record(da), record(db)
+	a, b := r.over(t, ra, rb)
+	const total = 32 << 20
+	exchange(t, a, b, seed, total, 100_000, time.Minute)
+	aligned, all, again = ra.alignment(t)
+	if all < 3*total/r.mtu {
+		t.Errorf("only %d segments on the capture of %d octets", all, 3*total)
+	}
+	return aligned, all, again
 }
 
 // TestOctetsCopied: every octet delivered was copied once on its way out and once
