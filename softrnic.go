@@ -71,7 +71,8 @@ type RNIC struct {
 }
 
 // Open makes an RNIC. On an error nothing of it is left, and what it was to take
-// over has been closed. ctx bounds Open alone.
+// over has been closed: Device, and TAPFD where that is a TAP. Errors name the value
+// that is wrong and what would be right. ctx bounds Open alone.
 func Open(ctx context.Context, cfg Config) (*RNIC, error) {
 	dev, err := cfg.device(ctx)
 	if err != nil {
@@ -117,19 +118,13 @@ func (cfg *Config) device(ctx context.Context) (tap.Device, error) {
 	if err == nil {
 		err = Check(*cfg)
 	}
-	switch {
-	case n != 1:
+	if n != 1 {
 		err = fmt.Errorf("softrnic: %d Ethernet devices given: give one of TAP, TAPFD and Device", n)
-		if cfg.Device != nil {
-			err = errors.Join(err, cfg.Device.Close())
-		}
-		return nil, err
-	case err != nil:
-		if cfg.Device != nil {
-			err = errors.Join(err, cfg.Device.Close())
-		}
-		return nil, err
-	case cfg.Device != nil:
+	}
+	if err != nil {
+		return nil, errors.Join(err, cfg.discard())
+	}
+	if cfg.Device != nil {
 		return cfg.Device, nil
 	}
 	dev, err := tap.Open(tap.Config{Name: cfg.TAP, FD: cfg.TAPFD, UseFD: cfg.UseFD, MTU: cfg.MTU, Logger: cfg.Logger})
@@ -137,6 +132,21 @@ func (cfg *Config) device(ctx context.Context) (tap.Device, error) {
 		return nil, err
 	}
 	return dev, nil
+}
+
+// discard closes what Open was to take over.
+func (cfg *Config) discard() error {
+	var err error
+	if cfg.Device != nil {
+		err = cfg.Device.Close()
+	}
+	if cfg.UseFD {
+		// A descriptor of something else is not ours to close.
+		if t, refused := tap.Open(tap.Config{FD: cfg.TAPFD, UseFD: true}); refused == nil {
+			err = errors.Join(err, t.Close())
+		}
+	}
+	return err
 }
 
 // Stack returns the TCP/IP stack below, for its addresses and counters.
