@@ -33,9 +33,9 @@ type Source interface {
 }
 
 const (
-	// minFill is the least room worth filling at the end of a segment, in
-	// octets: an untagged header, a word of payload, and the frame around them.
-	minFill = 28
+	// minFill is the FPDU of MinMULPDU octets. Where a segment has less room left,
+	// a message must not be cut to fit in it (RFC 5044 section 4.5).
+	minFill = 136
 	// maxPlan is how many FPDUs one batch holds at most.
 	maxPlan = 64
 )
@@ -44,7 +44,8 @@ const (
 type batch struct {
 	ulpdus [maxPlan]ULPDU
 	n      int
-	octets int
+	octets int // of the FPDUs
+	ulpdu  int // of these, octets of ULPDUs
 	crc    bool
 	bad    int // index of the ULPDU whose payload could not be read, or -1
 }
@@ -54,8 +55,9 @@ var batches = sync.Pool{New: func() any { return new(batch) }}
 // plan takes ULPDUs from src for a batch that room has space for, so that FPDUs
 // start where segments start: the first one fills what is left of the segment
 // at hand, those behind it are at most one segment long (RFC 5044 section 5.1).
+// Where segments are smaller than minFill there is no such grid.
 func (b *batch) plan(room llp.Room, src Source) error {
-	emss := room.EMSS &^ 3
+	emss := max(room.EMSS&^3, minFill)
 	left := min(room.Left&^3, emss)
 	if left <= 0 {
 		left = emss
@@ -64,7 +66,9 @@ func (b *batch) plan(room llp.Room, src Source) error {
 	if left < emss {
 		limit -= emss - left // end where a segment ends
 	}
-	limit = max(limit, left)
+	if limit < minFill { // then into the next segment
+		limit = max(room.MaxBatch&^3, minFill)
+	}
 	for b.n < maxPlan && limit-b.octets >= minFill {
 		u := &b.ulpdus[b.n]
 		ok, err := false, error(nil)
@@ -72,8 +76,9 @@ func (b *batch) plan(room llp.Room, src Source) error {
 			ok, err = src.Next(MULPDU(min(left, limit-b.octets)), u)
 		}
 		if !ok && err == nil && left < emss {
-			// Nothing fits in the rest of this segment: an FPDU goes across its
-			// end, short enough that another can end where the next one ends.
+			// Nothing fits in the rest of this segment: an FPDU goes across its end,
+			// short enough that another can end where the next segment ends, unless
+			// it is so short that it fits.
 			ok, err = src.Next(MULPDU(min(left+emss/2&^3, emss, limit-b.octets)), u)
 			if !ok && err == nil && emss <= limit-b.octets {
 				ok, err = src.Next(MULPDU(emss), u) // a message that cannot be cut
@@ -85,6 +90,7 @@ func (b *batch) plan(room llp.Room, src Source) error {
 		n := FPDULen(u.HdrLen + u.Len)
 		b.n++
 		b.octets += n
+		b.ulpdu += u.HdrLen + u.Len
 		for left -= n; left <= 0; {
 			left += emss
 		}
@@ -100,6 +106,7 @@ func (b *batch) release(i int) {
 			u.SGL.Release()
 		}
 		b.octets -= FPDULen(u.HdrLen + u.Len)
+		b.ulpdu -= u.HdrLen + u.Len
 		u.SGL = nil
 	}
 	b.n = min(b.n, i)

@@ -86,27 +86,28 @@ func (c *Conn) Send(src Source) (octets int, err error) {
 		return 0, ErrNotOpen
 	}
 	room := c.llp.Room()
-	if room.Space < room.MaxBatch {
+	if room.Space < max(room.MaxBatch, minFill) {
 		c.stats.txNoSpace.Add(1)
 		return 0, llp.ErrWouldBlock
 	}
 	b := batches.Get().(*batch)
 	defer batches.Put(b)
-	b.n, b.octets, b.crc, b.bad = 0, 0, c.crc, -1
+	b.n, b.octets, b.ulpdu, b.crc, b.bad = 0, 0, 0, c.crc, -1
 	defer b.release(0)
 	srcErr := b.plan(room, src)
 	if b.n == 0 {
 		return 0, srcErr
 	}
-	err = c.llp.Send(b)
-	if err != nil && b.bad >= 0 {
+	for {
+		if err = c.llp.Send(b); err == nil || b.bad < 0 {
+			break
+		}
 		// The memory behind one ULPDU is gone. What precedes it is good.
 		srcErr = &GatherError{b.bad, err}
 		b.release(b.bad)
-		if b.n == 0 {
+		if b.bad = -1; b.n == 0 {
 			return 0, srcErr
 		}
-		err = c.llp.Send(b)
 	}
 	if err != nil {
 		if errors.Is(err, llp.ErrWouldBlock) {
@@ -117,7 +118,7 @@ func (c *Conn) Send(src Source) (octets int, err error) {
 	}
 	c.stats.txBatches.Add(1)
 	c.stats.txFPDUs.Add(uint64(b.n))
-	c.stats.txOctets.Add(uint64(b.octets - b.n*Overhead))
+	c.stats.txOctets.Add(uint64(b.ulpdu))
 	return b.octets, srcErr
 }
 

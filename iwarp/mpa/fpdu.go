@@ -13,6 +13,9 @@ const (
 	Overhead = lenLen + crcLen
 	// MaxULPDU is the longest ULPDU in octets (RFC 5044 section 3).
 	MaxULPDU = 64768
+	// MinMULPDU is the least that the layer above is ever held to, in octets, however
+	// small a segment is (RFC 5044 section 4.5).
+	MinMULPDU = 128
 	// MinFPDU is the shortest FPDU in octets, that of an empty ULPDU.
 	MinFPDU = 8
 )
@@ -26,11 +29,11 @@ func pad(ulpdu int) int { return -(lenLen + ulpdu) & 3 }
 func FPDULen(n int) int { return lenLen + n + pad(n) + crcLen }
 
 // MULPDU returns the largest ULPDU whose FPDU fits in a segment of emss octets
-// (RFC 5044 section 4.5), at most MaxULPDU and never negative.
-func MULPDU(emss int) int { return min(MaxULPDU, max(0, emss-(Overhead+emss%4))) }
+// (RFC 5044 section 4.5), from MinMULPDU to MaxULPDU.
+func MULPDU(emss int) int { return min(MaxULPDU, max(MinMULPDU, emss-(Overhead+emss%4))) }
 
-// AppendFPDU appends the FPDU of ulpdu to b: for tools and tests. A Conn writes
-// FPDUs without joining their parts first.
+// AppendFPDU appends the FPDU of ulpdu to b: for tools, tests, and startup. A Conn
+// writes FPDUs without joining their parts first.
 func AppendFPDU(b, ulpdu []byte, crc bool) []byte {
 	start := len(b)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(ulpdu)))

@@ -38,7 +38,7 @@ func TestGoldenFPDUs(t *testing.T) {
 
 // RFC 5044 section 4.5, with the EMSS of common links.
 func TestMULPDU(t *testing.T) {
-	for emss, want := range map[int]int{1460: 1454, 1448: 1442, 1420: 1414, 8948: 8942, 1461: 1454, 1463: 1454, 536: 530, 0: 0, 6: 0, 65495: 64768, llp.MaxEMSS: MaxULPDU} {
+	for emss, want := range map[int]int{1460: 1454, 1448: 1442, 1420: 1414, 8948: 8942, 1461: 1454, 1463: 1454, 536: 530, 0: 128, 6: 128, 135: 128, 136: 130, 65495: 64768, llp.MaxEMSS: MaxULPDU} {
 		if got := MULPDU(emss); got != want {
 			t.Errorf("MULPDU(%d) = %d, want %d", emss, got, want)
 		}
@@ -47,7 +47,7 @@ func TestMULPDU(t *testing.T) {
 		if l := FPDULen(n); l%4 != 0 || l < n+Overhead || l > n+Overhead+3 {
 			t.Errorf("FPDULen(%d) = %d", n, l)
 		}
-		if m := MULPDU(n); m > 0 && FPDULen(m) > n {
+		if m := MULPDU(n); m < MinMULPDU || n >= minFill && FPDULen(m) > n {
 			t.Errorf("a ULPDU of MULPDU(%d) = %d makes an FPDU of %d", n, m, FPDULen(m))
 		}
 	}
@@ -141,6 +141,9 @@ type list struct {
 func (l *list) Next(max int, u *ULPDU) (bool, error) {
 	if len(l.msgs) == 0 {
 		return false, nil
+	}
+	if max < MinMULPDU {
+		return false, fmt.Errorf("MULPDU %d (RFC 5044 section 4.5)", max)
 	}
 	m := l.msgs[0]
 	n := min(len(m)-l.off, max-18)

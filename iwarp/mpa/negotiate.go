@@ -33,6 +33,11 @@ type Params struct {
 	// RelaxedFirst lets a responder send before the initiator's first FPDU,
 	// against RFC 5044 section 7.1.2, rule 4, for programs that expect it.
 	RelaxedFirst bool
+	// Terminate returns the ULPDU of a Terminate message with an error code of the
+	// LLP layer, for an initiator to whom the responder has granted what cannot be
+	// (RFC 6581 section 9.1). The layer above knows messages, this one does not:
+	// where it is nil, such a connection is reset.
+	Terminate func(Code) []byte
 }
 
 // Peer is what the other side announced.
@@ -119,19 +124,22 @@ func Connect(ctx context.Context, c llp.Conn, p Params) (*Conn, Peer, error) {
 	switch {
 	case !r.Reply:
 		err = errorf(CodeFrame, "a Request came where a Reply was due: both sides are initiators (RFC 5044 section 7.1.2)")
-	case int(r.Revision) < 1 || int(r.Revision) > rev:
-		err = errorf(CodeFrame, "Reply of revision %d to a Request of revision %d", r.Revision, rev)
-	case r.Reject:
+	case r.Reject: // whatever its revision: some refuse one by naming another
 		c.Close()
 		return nil, peer, &RejectedError{peer}
+	case int(r.Revision) < 1 || int(r.Revision) > rev:
+		err = errorf(CodeFrame, "Reply of revision %d to a Request of revision %d", r.Revision, rev)
 	case r.Markers:
 		err = ErrMarkers
 	case r.Enhanced && f.Enhanced:
-		if p.ORD != NoNegotiation && r.IRD != NoNegotiation {
+		if r.IRD != NoNegotiation {
 			ord = min(p.ORD, r.IRD)
 		}
 		if p.IRD != NoNegotiation && r.ORD != NoNegotiation && r.ORD > p.IRD {
 			err = errorf(CodeIRD, "the responder wants ORD %d, IRD is %d here (RFC 6581 section 9.1)", r.ORD, p.IRD)
+			if p.Terminate != nil && s.send(AppendFPDU(nil, p.Terminate(CodeIRD), crc)) == nil {
+				c.Close() // a reset might overtake the Terminate
+			}
 		}
 	}
 	if err != nil {
@@ -205,15 +213,7 @@ func (in *Incoming) Accept(p Params) (*Conn, error) {
 			ord = min(ord, q.IRD)
 			f.ORD = ord
 		}
-		if q.PeerToPeer {
-			// The RTR message may be a zero-length RDMA Write or Read: both are
-			// ordinary messages that consume nothing here. At least one kind must
-			// be offered, even where the peer named neither (RFC 6581 section 9.2).
-			f.PeerToPeer, f.WriteRTR, f.ReadRTR = true, q.WriteRTR, q.ReadRTR && ird > 0
-			if !f.WriteRTR && !f.ReadRTR {
-				f.WriteRTR = true
-			}
-		}
+		f.offerRTR(q, ird)
 	}
 	b, err := f.Append(nil)
 	if err != nil {
@@ -226,12 +226,28 @@ func (in *Incoming) Accept(p Params) (*Conn, error) {
 	return newConn(in.c, in.peer, crc, ird, ord, p.RelaxedFirst), nil
 }
 
+// offerRTR answers q's wish for a peer-to-peer connection. The RTR message may be
+// a zero-length RDMA Write or Read: both are ordinary messages that consume nothing
+// here, while a zero-length Send would take a receive buffer of the program's. At
+// least one kind must be offered, even where the peer named neither (RFC 6581
+// section 9.2).
+func (f *Frame) offerRTR(q *Frame, ird int) {
+	if !q.PeerToPeer {
+		return
+	}
+	f.PeerToPeer, f.WriteRTR, f.ReadRTR = true, q.WriteRTR, q.ReadRTR && ird > 0
+	if !f.WriteRTR && !f.ReadRTR {
+		f.WriteRTR = true
+	}
+}
+
 // Reject refuses the connection with private data, at most 512 octets, 508 where
 // the Request was enhanced, and closes it. Where they are too long nothing is
 // sent and the connection still waits for an answer.
 func (in *Incoming) Reject(private []byte) error {
 	q := &in.req
 	f := Frame{Reply: true, Reject: true, CRC: q.CRC, Revision: q.Revision, Enhanced: q.Enhanced, PrivateData: private}
+	f.offerRTR(q, 0)
 	b, err := f.Append(nil)
 	if err != nil {
 		return err
@@ -299,15 +315,26 @@ func (s *startup) wait() error {
 	case <-s.bell:
 		return nil
 	case <-s.ctx.Done():
-		if err := s.parent.Err(); err != nil {
-			return err
-		}
+		return s.over()
+	}
+}
+
+// over says why the startup must end, nil where it need not yet.
+func (s *startup) over() error {
+	if err := s.parent.Err(); err != nil {
+		return err
+	}
+	if s.ctx.Err() != nil {
 		return fmt.Errorf("%w after %v: the peer speaks no MPA, or is gone", ErrTimeout, s.timeout)
 	}
+	return nil
 }
 
 func (s *startup) send(b []byte) error {
 	for {
+		if err := s.over(); err != nil {
+			return err
+		}
 		err := s.c.Send(&octets{b})
 		if !errors.Is(err, llp.ErrWouldBlock) {
 			return err
@@ -322,8 +349,8 @@ func (s *startup) send(b []byte) error {
 func (s *startup) read() (Frame, error) {
 	var scratch [FrameLen + MaxPrivateData]byte
 	for need := 1; ; {
-		if err := s.ctx.Err(); err != nil {
-			return Frame{}, s.wait()
+		if err := s.over(); err != nil {
+			return Frame{}, err
 		}
 		slices, err := s.c.Receive(need, len(scratch))
 		switch {
