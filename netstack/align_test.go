@@ -155,15 +155,7 @@ func drain(y *tester) (int, error) {
 // TestAlignment shows that TCP segments start with FPDU headers (RFC 5044 section
 // 5): messages of 1 to 100,000 octets, no loss, on captured frames.
 func TestAlignment(t *testing.T) {
-	for _, tc := range []struct {
-		name string
-		mtu  int
-		off  tap.Offload
-		v6   bool
-		idle bool // pauses between batches
-		one  bool // messages come one at a time
-		most int
-	}{
+	for _, tc := range []alignment{
 		{name: "mtu 1500", mtu: 1500, off: allOffloads},
 		{name: "mtu 9000", mtu: 9000, off: allOffloads},
 		{name: "mtu 1500 v6", mtu: 1500, off: allOffloads, v6: true},
@@ -178,71 +170,101 @@ func TestAlignment(t *testing.T) {
 		{name: "mtu 65521", mtu: 65521, off: allOffloads},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			checkLeaks(t)
-			da, db := testPair(t, tc.mtu, tc.off)
-			a, b := stacksOn(t, da, db, Config{})
-			x, y := connect(t, a, b, tc.v6)
-			// What comes before FPDUs in MPA: the startup frame, and its answer.
-			if err := x.send(make([]byte, 20), 0); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := y.recv(20, 20); err != nil {
-				t.Fatal(err)
-			}
-			cap := &aligned{seen: map[uint32]bool{}}
-			da.out.mu.Lock()
-			da.out.see = cap.see
-			da.out.mu.Unlock()
-
-			most := 100_000
-			messages := 600
-			if tc.most > 0 {
-				most, messages = tc.most, 6000
-			}
-			seed := uint64(time.Now().UnixNano())
-			r := rand.New(rand.NewPCG(seed, 0))
-			w := &fpduWriter{x: x, single: tc.one, next: func() (int, bool) {
-				if messages == 0 {
-					return 0, false
+			// The promise is for a wire that loses nothing. A busy machine makes TCP
+			// send segments again, and so starts them anywhere: such a run counts only
+			// if it is good all the same.
+			for try := 1; ; try++ {
+				again, err := tc.run(t)
+				if err == nil {
+					return
 				}
-				messages--
-				return 1 + r.IntN(most), true
-			}}
-			got := make(chan int, 1)
-			go func() {
-				n, err := drain(y)
-				if err != nil {
+				if again == 0 || try == 5 {
 					t.Error(err)
+					return
 				}
-				got <- n
-			}()
-			for !w.ended || w.rest > 0 {
-				ok, err := w.step()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if tc.idle {
-					time.Sleep(time.Duration(r.IntN(200)) * time.Microsecond)
-				} else if !ok && !w.ended {
-					if err := x.wait(); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-			x.CloseWrite()
-			n := <-got
-			x.Close()
-			y.Close()
-			cap.mu.Lock()
-			defer cap.mu.Unlock()
-			share := float64(cap.starts) / float64(cap.segments)
-			t.Logf("seed %d: %d octets, %d frames, %d segments (largest %d), %d again, %.3f%% start with an FPDU; cut %d", seed, n, cap.frames, cap.segments, cap.full, cap.again, 100*share, a.Stats().TxCut)
-			if share < 0.99 {
-				t.Errorf("seed %d: %.2f%% of %d segments start with an FPDU, want 99%%; first others: %q", seed, 100*share, cap.segments, cap.off)
-			}
-			if n != cap.octets && cap.again == 0 {
-				t.Errorf("%d octets received, %d captured", n, cap.octets)
+				t.Logf("%v; %d segments were sent again: once more", err, again)
 			}
 		})
 	}
+}
+
+// alignment is one way to send.
+type alignment struct {
+	name string
+	mtu  int
+	off  tap.Offload
+	v6   bool
+	idle bool // pauses between batches
+	one  bool // messages come one at a time
+	most int
+}
+
+// run sends and says how many segments were sent again, and what was wrong.
+func (tc alignment) run(t *testing.T) (again int, err error) {
+	checkLeaks(t)
+	da, db := testPair(t, tc.mtu, tc.off)
+	a, b := stacksOn(t, da, db, Config{})
+	x, y := connect(t, a, b, tc.v6)
+	// What comes before FPDUs in MPA: the startup frame, and its answer.
+	if err := x.send(make([]byte, 20), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := y.recv(20, 20); err != nil {
+		t.Fatal(err)
+	}
+	cap := &aligned{seen: map[uint32]bool{}}
+	da.out.mu.Lock()
+	da.out.see = cap.see
+	da.out.mu.Unlock()
+
+	most := 100_000
+	messages := 600
+	if tc.most > 0 {
+		most, messages = tc.most, 6000
+	}
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 0))
+	w := &fpduWriter{x: x, single: tc.one, next: func() (int, bool) {
+		if messages == 0 {
+			return 0, false
+		}
+		messages--
+		return 1 + r.IntN(most), true
+	}}
+	got := make(chan int, 1)
+	go func() {
+		n, err := drain(y)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- n
+	}()
+	for !w.ended || w.rest > 0 {
+		ok, err := w.step()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tc.idle {
+			time.Sleep(time.Duration(r.IntN(200)) * time.Microsecond)
+		} else if !ok && !w.ended {
+			if err := x.wait(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	x.CloseWrite()
+	n := <-got
+	x.Close()
+	y.Close()
+	cap.mu.Lock()
+	defer cap.mu.Unlock()
+	share := float64(cap.starts) / float64(cap.segments)
+	t.Logf("seed %d: %d octets, %d frames, %d segments (largest %d), %d again, %.3f%% start with an FPDU; cut %d", seed, n, cap.frames, cap.segments, cap.full, cap.again, 100*share, a.Stats().TxCut)
+	if n != cap.octets && cap.again == 0 {
+		return cap.again, fmt.Errorf("seed %d: %d octets received, %d captured", seed, n, cap.octets)
+	}
+	if share < 0.99 {
+		return cap.again, fmt.Errorf("seed %d: %.2f%% of %d segments start with an FPDU, want 99%%; first others: %q", seed, 100*share, cap.segments, cap.off)
+	}
+	return cap.again, nil
 }

@@ -287,6 +287,10 @@ func TestCloseResetsUnaccepted(t *testing.T) {
 		}
 		xs = append(xs, newTester(c))
 	}
+	// Dial returns at the SYN-ACK; b has them when its handshakes are done too.
+	for deadline := time.Now().Add(10 * time.Second); b.ns.Stats().TCP.PassiveConnectionOpenings.Value() < 5 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
 	l.Close()
 	for _, x := range xs {
 		x.wants(t, 1, llp.ErrReset)
