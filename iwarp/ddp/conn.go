@@ -15,6 +15,7 @@ type (
 	Peer          = mpa.Peer
 	RejectedError = mpa.RejectedError
 	LLPError      = mpa.Error
+	Code          = mpa.Code
 )
 
 // NoNegotiation and MaxDepth are values of IRD and ORD.

@@ -36,9 +36,21 @@ var (
 	ErrPrivateData    = ddp.ErrPrivateData
 )
 
-// Connect starts l as the initiator, as mpa.Connect does.
+// Connect starts l as the initiator, as mpa.Connect does. Where the responder asks
+// for more than p allows, it hears so by a Terminate (RFC 6581 section 9.1).
 func Connect(ctx context.Context, l llp.Conn, p Params) (*Conn, Peer, error) {
+	p.Terminate = terminateAtStartup
 	return ddp.Connect(ctx, l, p)
+}
+
+// terminateAtStartup is the ULPDU of a Terminate that is the first message of its
+// stream.
+func terminateAtStartup(code ddp.Code) []byte {
+	h := ddp.Untagged{Last: true, RsvdULP: control(Terminate), QN: QNTerminate, MSN: ddp.FirstMSN}
+	b := make([]byte, ddp.UntaggedLen, ddp.UntaggedLen+MaxTerminateLen)
+	h.Put(b)
+	t := Term{Layer: LayerLLP, Code: uint8(code)}
+	return t.Append(b)
 }
 
 // AwaitRequest starts l as the responder, as mpa.ReadRequest does.

@@ -690,3 +690,20 @@ func TestTerminateCodec(t *testing.T) {
 		}
 	}
 }
+
+// An initiator that cannot serve as many Reads as the responder wants says so, in a
+// Terminate, and closes (RFC 6581 section 9.1).
+func TestInsufficientIRD(t *testing.T) {
+	la, lb := llptest.Pipe(llptest.Options{})
+	lb.Send(&batch{[]byte("MPA ID Rep Frame\x50\x02\x00\x04\x00\x10\x00\x05")}) // ORD 5
+	_, _, err := Connect(context.Background(), la, Params{IRD: 4, ORD: 1})
+	if err == nil || !strings.Contains(err.Error(), "IRD") {
+		t.Errorf("%v", err)
+	}
+	p := &peer{t: t, raw: lb}
+	if s, err := lb.Receive(24, 24); err != nil || !strings.HasPrefix(string(bytes.Join(s, nil)), "MPA ID Req Frame") {
+		t.Fatalf("%v", err)
+	}
+	lb.Consume(24)
+	p.want("IRD", "41 47 00000000 00000002 00000001 00000000 20060000")
+}
