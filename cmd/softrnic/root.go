@@ -148,8 +148,8 @@ func (f *rnicFlags) config() (softrnic.Config, error) {
 		return c, usagef("which address? give --addr, such as --addr 10.0.0.2/24")
 	}
 	if f.tap != "" {
-		if len(f.tap) > tap.MaxName {
-			return bad("tap", f.tap, fmt.Sprintf("%d octets, the kernel takes at most %d", len(f.tap), tap.MaxName))
+		if err := (tap.Config{Name: f.tap}).Check(); err != nil {
+			return bad("tap", f.tap, err.Error())
 		}
 		c.TAP = f.tap
 	} else {
@@ -201,9 +201,9 @@ func (f *rnicFlags) open(ctx context.Context) (*softrnic.RNIC, func() error, err
 	if err := softrnic.Check(c); err != nil {
 		return nil, nil, &usageError{err}
 	}
-	var file *os.File
+	var file *pcapFile
 	if f.pcap != "" {
-		if file, err = os.Create(f.pcap); err != nil {
+		if file, err = createPCAP(f.pcap); err != nil {
 			return nil, nil, usagef("--pcap %s: %w", f.pcap, err)
 		}
 		c.PCAP = file
@@ -211,7 +211,10 @@ func (f *rnicFlags) open(ctx context.Context) (*softrnic.RNIC, func() error, err
 	r, err := softrnic.Open(ctx, c)
 	if err != nil {
 		if file != nil {
-			err = errors.Join(err, file.Close(), os.Remove(f.pcap))
+			err = errors.Join(err, file.discard())
+		}
+		if errors.Is(err, tap.ErrName) || errors.Is(err, tap.ErrNotTAP) || errors.Is(err, tap.ErrMTU) {
+			err = &usageError{err} // it was the wrong thing to name, and nothing was made
 		}
 		return nil, nil, err
 	}
