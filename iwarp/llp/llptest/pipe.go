@@ -1,13 +1,9 @@
-// Package llptest is the LLP in memory: two connections joined without a TCP
-// stack, for the tests of everything above. It has no clock and starts no
-// goroutine, so it runs in a testing/synctest bubble. What TCP may do to a
-// stream is settable: the segment size, the send space, how the stream is cut on
-// the way, and how the connection ends.
 package llptest
 
 import (
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -30,6 +26,15 @@ type Options struct {
 	Hold bool
 	// Segment sees every segment's payload on its way, lent.
 	Segment func(from *Conn, payload []byte)
+}
+
+// Octets is a Cut that leaves no two octets together.
+func Octets(int) int { return 1 }
+
+// Random returns a Cut of pieces of any length, the same for the same seed.
+func Random(seed uint64) func(n int) int {
+	r := rand.New(rand.NewPCG(seed, 0))
+	return func(n int) int { return 1 + r.IntN(n) }
 }
 
 // link is what both ends share.
@@ -90,7 +95,8 @@ func (c *Conn) SetEMSS(n int) {
 	c.l.opt.EMSS = n
 }
 
-// Break ends the connection at both ends with err, llp.ErrReset or ErrTimeout.
+// Break ends the connection at both ends with err: llp.ErrReset as by a reset on
+// the way, llp.ErrTimeout as where the network has failed.
 func (c *Conn) Break(err error) {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
@@ -167,6 +173,10 @@ func (c *Conn) Send(b llp.Batch) error {
 	}
 	h.filled %= e
 	h.queued += n
+	if c.peer.closed {
+		// TCP takes the octets; the answer to them is a reset.
+		c.fail(llp.ErrReset)
+	}
 	c.peer.ring(llp.Readable)
 	return nil
 }
@@ -222,6 +232,14 @@ func (c *Conn) Receive(need, budget int) ([][]byte, error) {
 	return s, nil
 }
 
+// poison is what lent memory holds once it was consumed.
+var poison = func() (p [1 << 16]byte) {
+	for i := range p {
+		p[i] = 0xdb
+	}
+	return p
+}()
+
 // Consume implements llp.Conn.
 func (c *Conn) Consume(n int) error {
 	c.l.mu.Lock()
@@ -236,6 +254,7 @@ func (c *Conn) Consume(n int) error {
 	for n > 0 {
 		seg := h.segs[done]
 		m := min(n, len(seg)-h.off)
+		copy(seg[h.off:h.off+m], poison[:]) // whoever still reads it shall notice
 		h.off += m
 		n -= m
 		if h.off == len(seg) {

@@ -14,17 +14,23 @@ type Net struct {
 	opt Options
 
 	mu        sync.Mutex
+	hosts     map[netip.Addr]bool
 	listeners map[netip.AddrPort]*listener
 	port      uint16
 }
 
 // NewNet returns an empty network whose connections have the shape o.
 func NewNet(o Options) *Net {
-	return &Net{opt: o, listeners: map[netip.AddrPort]*listener{}, port: 49151}
+	return &Net{opt: o, hosts: map[netip.Addr]bool{}, listeners: map[netip.AddrPort]*listener{}, port: 49151}
 }
 
 // Stack returns a stack with address addr on the network.
-func (n *Net) Stack(addr netip.Addr) llp.Stack { return &host{n, addr} }
+func (n *Net) Stack(addr netip.Addr) llp.Stack {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hosts[addr] = true
+	return &host{n, addr}
+}
 
 type host struct {
 	net  *Net
@@ -53,6 +59,9 @@ func (h *host) Dial(ctx context.Context, local, remote netip.AddrPort) (llp.Conn
 	}
 	l := h.net.listeners[remote]
 	if l == nil {
+		if !h.net.hosts[remote.Addr()] {
+			return nil, fmt.Errorf("llptest: dial %v: %w", remote, llp.ErrUnreachable)
+		}
 		return nil, fmt.Errorf("llptest: dial %v: %w", remote, llp.ErrRefused)
 	}
 	a, b := pipe(h.net.opt, local, remote)
