@@ -163,6 +163,8 @@ type Listener struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	down   chan struct{} // closed where the stack ended it
+	err    error         // why, before down is closed
 
 	mu       sync.Mutex
 	startups list.List // of context.CancelFunc, oldest first
@@ -184,7 +186,7 @@ func (d *Device) Listen(addr netip.AddrPort, cfg ListenConfig) (*Listener, error
 	if err != nil {
 		return nil, fmt.Errorf("verbs: listen at %v: %w", addr, err)
 	}
-	l := &Listener{d: d, l: ll, ready: make(chan *ConnRequest, cfg.Backlog)}
+	l := &Listener{d: d, l: ll, ready: make(chan *ConnRequest, cfg.Backlog), down: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	d.listeners[l] = struct{}{}
 	l.wg.Go(l.run)
@@ -197,7 +199,12 @@ func (l *Listener) run() {
 	for {
 		c, err := l.l.Accept(l.ctx)
 		if err != nil {
-			return // closed
+			if l.ctx.Err() == nil {
+				l.d.log.Error("listener down", "at", l.Addr(), "err", err)
+				l.err = fmt.Errorf("listener at %v: %w", l.Addr(), err)
+				close(l.down)
+			}
+			return
 		}
 		ctx, cancel := context.WithCancel(l.ctx)
 		l.mu.Lock()
@@ -241,7 +248,7 @@ func (l *Listener) offer(r *ConnRequest) {
 }
 
 // Accept blocks until a peer asks for a connection, ctx ends, or the Listener is
-// closed (ErrClosed).
+// closed (ErrClosed) or lost with its stack.
 func (l *Listener) Accept(ctx context.Context) (*ConnRequest, error) {
 	select {
 	case r, ok := <-l.ready:
@@ -257,6 +264,8 @@ func (l *Listener) Accept(ctx context.Context) (*ConnRequest, error) {
 			return r, nil
 		}
 		return nil, fmt.Errorf("listener at %v: %w", l.Addr(), ErrClosed)
+	case <-l.down:
+		return nil, l.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -19,11 +19,12 @@ func (q *QP) flush() {
 	// The message that was being received may be what the fault is about.
 	var te *TerminateError
 	var local *rdmap.BufferError
-	switch {
-	case errors.As(err, &local):
+	if errors.As(err, &local) {
 		first, firstErr = LocalProtection, err
-	case errors.As(err, &te) && !te.Remote && te.Layer == rdmap.LayerDDP && te.Type == 2 && te.Code == 5:
-		first, firstErr = LocalLength, err
+	} else if errors.As(err, &te) && !te.Remote && te.Layer == rdmap.LayerDDP && te.Type == 2 && te.Code == 5 {
+		if _, send := te.Term.Subject(); send { // a Read Request can be too long too
+			first, firstErr = LocalLength, err
+		}
 	}
 	q.sq.flush(rest)
 	q.rq.flush(first, firstErr, rest)

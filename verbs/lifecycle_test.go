@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	mrand "math/rand/v2"
 	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/softrnic/softrnic/iwarp/llp"
+	"github.com/softrnic/softrnic/iwarp/llp/llptest"
 	"github.com/softrnic/softrnic/verbs"
 	"github.com/softrnic/softrnic/verbs/verbstest"
 )
@@ -113,7 +116,8 @@ func TestDeregisterUnderWrites(t *testing.T) {
 		if err := dst.Dereg(); err != nil {
 			t.Fatal(err)
 		}
-		clear(dst.Bytes()) // ours alone now; the race detector looks on
+		clear(dst.Bytes())                                                                                             // ours alone now; the race detector looks on
+		_, _ = a.QP.PostSend(verbs.SendWR{Op: verbs.OpWrite, SGL: []verbs.SGE{src.SGE(0, 1)}, RemoteSTag: dst.STag()}) // where all others were through
 		<-b.QP.Done()
 		if !bytes.Equal(dst.Bytes(), make([]byte, 1<<17)) {
 			t.Fatal("written after Dereg")
@@ -252,6 +256,111 @@ func TestConnectAgain(t *testing.T) {
 	}
 	if _, err := a.QP.Connect(context.Background(), netip.AddrPortFrom(verbstest.AddrB, 9), verbs.ConnParams{}); !errors.Is(err, verbs.ErrState) {
 		t.Errorf("connected twice: %v", err)
+	}
+}
+
+// A listener whose stack ends says so instead of waiting for ever.
+func TestListenerLost(t *testing.T) {
+	net := llptest.NewNet(llptest.Options{})
+	stack := &lostStack{Stack: net.Stack(verbstest.AddrA)}
+	d, err := verbs.Open(stack, verbs.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	l, err := d.Listen(netip.AddrPortFrom(verbstest.AddrA, 1), verbs.ListenConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(time.Millisecond, func() { stack.l.Close() })
+	if _, err := l.Accept(t.Context()); !errors.Is(err, llp.ErrClosed) {
+		t.Errorf("Accept: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+type lostStack struct {
+	llp.Stack
+	l llp.Listener
+}
+
+func (s *lostStack) Listen(addr netip.AddrPort, backlog int) (llp.Listener, error) {
+	l, err := s.Stack.Listen(addr, backlog)
+	s.l = l
+	return l, err
+}
+
+// Connections are cancelled, refused, closed under either side's hands at any
+// moment: every call returns, the QP is idle or ends, nothing is left (goleak).
+func TestSetUpInterrupted(t *testing.T) {
+	for seed := range uint64(150) {
+		r := mrand.New(mrand.NewPCG(seed, 9))
+		da, db := verbstest.Net(t, verbstest.Options{CutSeed: seed + 1, Config: verbs.Config{StartupTimeout: 200 * time.Millisecond}})
+		a, b := verbstest.NewSide(t, da, verbstest.Options{}), verbstest.NewSide(t, db, verbstest.Options{})
+		a.Recv(verbs.RecvWR{ID: 1})
+		l, err := db.Listen(netip.AddrPortFrom(verbstest.AddrB, 1), verbs.ListenConfig{Backlog: 1 + r.IntN(2)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		answer, what, when := r.IntN(4), r.IntN(7), time.Duration(r.IntN(60))*time.Microsecond
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for {
+				req, err := l.Accept(ctx)
+				if err != nil {
+					return
+				}
+				switch answer {
+				case 0:
+					_ = req.Reject([]byte("no"))
+				case 1: // no answer at all
+				default:
+					_, _ = req.Accept(b.QP, verbs.ConnParams{})
+				}
+			}
+		})
+		cctx, ccancel := context.WithCancel(ctx)
+		wg.Go(func() {
+			_, err := a.QP.Connect(cctx, l.Addr(), verbs.ConnParams{})
+			if s := a.QP.State(); err == nil && s == verbs.Idle || err != nil && s != verbs.Idle && s != verbs.Error {
+				t.Errorf("seed %d: state %v, Connect: %v", seed, s, err)
+			}
+		})
+		time.Sleep(when)
+		switch what {
+		case 0:
+			ccancel()
+		case 1:
+			a.QP.Close()
+		case 2:
+			l.Close()
+		case 3:
+			da.Close()
+		case 4:
+			db.Close()
+		case 5:
+			b.QP.Close()
+		case 6:
+			wg.Go(func() { da.Close() })
+			wg.Go(func() { a.QP.Close() })
+		}
+		if answer == 1 {
+			ccancel() // nothing else would end it soon
+		}
+		l.Close()
+		wg.Wait()
+		if err := a.QP.Close(); err != nil && !errors.Is(err, verbs.ErrClosed) {
+			t.Error(err)
+		}
+		<-a.QP.Done()
+		if wc := a.Wait(1)[0]; wc.ID != 1 || wc.Status != verbs.WRFlush {
+			t.Errorf("seed %d: %+v", seed, wc)
+		}
+		ccancel()
+		cancel()
 	}
 }
 
