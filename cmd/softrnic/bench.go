@@ -144,7 +144,10 @@ type benchEnd struct {
 	mr     *verbs.MR // size octets, then 8 for credits
 }
 
-const creditLen = 4
+const (
+	creditLen   = 4
+	clientRecvs = 16 // receives of a client: more than the server can grant at once
+)
 
 func newBenchEnd(d *verbs.Device, o benchOptions) (e *benchEnd, err error) {
 	e = &benchEnd{}
@@ -162,10 +165,10 @@ func newBenchEnd(d *verbs.Device, o benchOptions) (e *benchEnd, err error) {
 	if e.sq, err = d.CreateCQ(o.depth + 8); err != nil {
 		return e, err
 	}
-	if e.rq, err = d.CreateCQ(2*o.depth + 8); err != nil {
+	if e.rq, err = d.CreateCQ(2*o.depth + clientRecvs); err != nil {
 		return e, err
 	}
-	e.qp, err = e.pd.CreateQP(verbs.QPConfig{SendCQ: e.sq, RecvCQ: e.rq, SignalAll: true, Cap: verbs.QPCap{MaxSendWR: o.depth + 4, MaxRecvWR: 2*o.depth + 4}})
+	e.qp, err = e.pd.CreateQP(verbs.QPConfig{SendCQ: e.sq, RecvCQ: e.rq, SignalAll: true, Cap: verbs.QPCap{MaxSendWR: o.depth + 4, MaxRecvWR: 2*o.depth + clientRecvs}})
 	return e, err
 }
 
@@ -229,7 +232,7 @@ func bench(ctx context.Context, d *verbs.Device, addr netip.AddrPort, o benchOpt
 		if o.kind.lat {
 			size, off = o.size, 0
 		}
-		if err := e.postRecv(16, off, size); err != nil {
+		if err := e.postRecv(clientRecvs, off, size); err != nil {
 			return err
 		}
 	}

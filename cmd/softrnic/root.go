@@ -229,7 +229,11 @@ func (f *rnicFlags) open(ctx context.Context) (*softrnic.RNIC, func() error, err
 
 // target parses ADDR or ADDR:PORT.
 func target(s string, port uint16) (netip.AddrPort, error) {
-	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
+	bare := s
+	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		bare = s[1 : len(s)-1]
+	}
+	if a, err := netip.ParseAddr(bare); err == nil {
 		return netip.AddrPortFrom(a, port), nil
 	}
 	ap, err := netip.ParseAddrPort(s)

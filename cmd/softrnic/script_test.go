@@ -41,7 +41,7 @@ func TestScript(t *testing.T) {
 			"same": cmdSame,
 		},
 		ContinueOnError: true,
-		Deadline: time.Now().Add(90 * time.Second),
+		Deadline:        time.Now().Add(90 * time.Second),
 	})
 }
 
