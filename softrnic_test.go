@@ -138,7 +138,7 @@ func TestOpen(t *testing.T) {
 		if err := qa.Disconnect(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if got := string(src.Bytes()[5:15]); got != "0123456789" || !bytes.Equal(dst.Bytes()[3:3+src.Len()][100:], src.Bytes()[100:]) {
+		if got := string(src.Bytes()[5:15]); got != "0123456789" || !bytes.Equal(dst.Bytes()[3 : 3+src.Len()][100:], src.Bytes()[100:]) {
 			t.Errorf("%s: other octets: %q", addr, got)
 		}
 	}
