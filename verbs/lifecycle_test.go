@@ -495,7 +495,9 @@ func TestStatsAndLog(t *testing.T) {
 	<-b.QP.Done()
 	mu.Lock()
 	defer mu.Unlock()
-	for _, want := range []string{`level=INFO msg="connection up" qp=1 peer=192.0.2.`, "crc=true", "level=WARN msg=terminate qp=1", "layer=1 type=1 code=0",
+	slog.New(slog.NewTextHandler(&log, nil)).Info("values", "qp", a.QP, "mr", r, "wc", verbs.WC{ID: 5, Status: verbs.WRFlush, Err: verbs.ErrFlushed, QP: a.QP})
+	for _, want := range []string{"qp.num=1 qp.state=Error qp.peer=192.0.2.2", "mr.len=3000 mr.access=", "mr.valid=true", `wc.id=5 wc.op=Send wc.status="Work Request Flushed Error" wc.qp=1 wc.err=`,
+		`level=INFO msg="connection up" qp=1 peer=192.0.2.`, "crc=true", "level=WARN msg=terminate qp=1", "layer=1 type=1 code=0",
 		fmt.Sprintf("%v", verbs.STag(r.STag()+1)), `level=INFO msg="connection down"`} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("the log lacks %q:\n%s", want, log.String())

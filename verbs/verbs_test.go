@@ -496,8 +496,14 @@ func TestStalledPeer(t *testing.T) {
 	<-a.QP.Done()
 	<-b.QP.Done()
 	var te *verbs.TerminateError
-	if !errors.As(a.QP.Err(), &te) {
+	if !errors.As(a.QP.Err(), &te) || te.Term.RDMAP == nil {
 		t.Errorf("%v", a.QP.Err())
+	}
+	// Of the Reads that failed the first is the one that the peer names.
+	var wcs [8]verbs.WC
+	n, _ := a.CQ.Poll(wcs[:])
+	if n == 0 || wcs[0].Status != verbs.RemoteAccess || n > 1 && wcs[n-1].Status != verbs.WRFlush {
+		t.Errorf("%d completions, %v", n, wcs[0].Status)
 	}
 }
 
