@@ -146,6 +146,9 @@ func demoLab(ctx context.Context, o demoOptions) error {
 		return fmt.Errorf("%w: veth: %w", errNoLab, err)
 	}
 	var peers [2]*remote
+	var running []*exec.Cmd
+	var inputs []io.Closer
+	defer func() { demoReap(running, inputs) }()
 	for i, role := range []string{"client", "server"} {
 		cmd, err := demoStart(role, o)
 		if err != nil {
@@ -163,12 +166,7 @@ func demoLab(ctx context.Context, o demoOptions) error {
 		if err := cmd.Start(); err != nil {
 			return fmt.Errorf("%w: %w", errNoLab, err)
 		}
-		defer func() {
-			in.Close() // its RNIC closes, and it ends
-			timer := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Kill() })
-			_ = cmd.Wait()
-			timer.Stop()
-		}()
+		running, inputs = append(running, cmd), append(inputs, in)
 		link, err := netlink.LinkByName(wires[i])
 		if err != nil {
 			return err
@@ -184,6 +182,22 @@ func demoLab(ctx context.Context, o demoOptions) error {
 	stop := context.AfterFunc(ctx, func() { peers[0].close(); peers[1].close() })
 	defer stop()
 	return demoRun(ctx, peers, "tap", o, os.Stdout, os.Stderr)
+}
+
+// demoReap ends the RNICs: without input they close, and end.
+func demoReap(running []*exec.Cmd, inputs []io.Closer) {
+	for _, in := range inputs {
+		in.Close()
+	}
+	timer := time.AfterFunc(5*time.Second, func() {
+		for _, cmd := range running {
+			_ = cmd.Process.Kill()
+		}
+	})
+	defer timer.Stop()
+	for _, cmd := range running {
+		_ = cmd.Wait()
+	}
 }
 
 // demoWire waits for this namespace's end of the veth pair, and puts it and a new

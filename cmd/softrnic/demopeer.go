@@ -45,7 +45,8 @@ type peerState struct {
 	crc    bool
 }
 
-// demoPeer opens an RNIC and obeys commands until in ends.
+// demoPeer opens an RNIC and obeys commands until in ends. Then it also gives up
+// what it is at: nobody waits for it.
 func demoPeer(ctx context.Context, cfg softrnic.Config, client bool, o demoOptions, in io.Reader, out io.Writer) (err error) {
 	p := &peerState{cfg: cfg, client: client, o: o, out: json.NewEncoder(out), bg: make(chan error, 1)}
 	defer func() {
@@ -53,17 +54,36 @@ func demoPeer(ctx context.Context, cfg softrnic.Config, client bool, o demoOptio
 			err = errors.Join(err, p.rnic.Close())
 		}
 	}()
-	for dec := json.NewDecoder(in); ; {
-		var c demoCommand
-		if err := dec.Decode(&c); err != nil {
-			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || ctx.Err() != nil {
-				return nil
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	commands := make(chan demoCommand)
+	go func() {
+		defer cancel()
+		for dec := json.NewDecoder(in); ; {
+			var c demoCommand
+			if dec.Decode(&c) != nil {
+				return
 			}
-			return err
+			select {
+			case commands <- c:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for {
+		var c demoCommand
+		select {
+		case c = <-commands:
+		case <-ctx.Done():
+			return nil
 		}
 		reply, err := p.do(ctx, c.Do)
 		if err != nil {
 			reply = demoReply{Err: oneLine(err)}
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		if err := p.out.Encode(reply); err != nil {
 			return nil // the conductor is gone, and so are we
@@ -77,16 +97,19 @@ func (p *peerState) do(ctx context.Context, what string) (r demoReply, err error
 		err = p.open(ctx)
 		r.CRC = p.crc
 	case "accepted", "recv-wait":
-		err = <-p.bg
+		select {
+		case err = <-p.bg:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
 	case "fill":
 		var seed [32]byte
 		rand.Read(seed[:])
-		mrand.NewChaCha8(seed).Read(p.mr.Bytes())
-		r.SHA256 = p.sum()
+		r.SHA256, err = p.sum(ctx, mrand.NewChaCha8(seed))
 	case "wipe":
 		clear(p.mr.Bytes())
 	case "hash":
-		r.SHA256 = p.sum()
+		r.SHA256, err = p.sum(ctx, nil)
 	case "write", "read", "send":
 		r.Gbps, err = p.bulk(ctx, map[string]verbs.Op{"write": verbs.OpWrite, "read": verbs.OpRead, "send": verbs.OpSend}[what])
 	case "recv":
@@ -112,9 +135,23 @@ func (p *peerState) do(ctx context.Context, what string) (r demoReply, err error
 	return r, err
 }
 
-func (p *peerState) sum() string {
-	s := sha256.Sum256(p.mr.Bytes())
-	return hex.EncodeToString(s[:])
+// sum returns the SHA-256 of the memory, filled from r first where r is not nil.
+func (p *peerState) sum(ctx context.Context, r io.Reader) (string, error) {
+	h := sha256.New()
+	for b := p.mr.Bytes(); len(b) > 0; {
+		piece := b[:min(len(b), demoChunk)]
+		b = b[len(piece):]
+		if r != nil {
+			if _, err := io.ReadFull(r, piece); err != nil {
+				return "", err
+			}
+		}
+		h.Write(piece)
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // open makes the RNIC and connects it, or lets the other one connect.
