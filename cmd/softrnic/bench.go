@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"runtime"
 	"time"
 
 	"github.com/softrnic/softrnic/verbs"
@@ -80,6 +82,8 @@ func newBenchKindCmd(k benchKind) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   k.name + " ADDR[:PORT]",
 		Short: k.about,
+		Long: k.about + `, against "softrnic serve bench". Both use one processor each, which is
+fastest for one connection; GOMAXPROCS in the environment gives them more.`,
 		Args:  exactArgs("ADDR[:PORT]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			addr, err := target(args[0], benchPort)
@@ -89,6 +93,7 @@ func newBenchKindCmd(k benchKind) *cobra.Command {
 			if err := o.check(); err != nil {
 				return err
 			}
+			oneProcessor()
 			r, closer, err := f.open(cmd.Context())
 			if err != nil {
 				return err
@@ -112,6 +117,15 @@ func newBenchKindCmd(k benchKind) *cobra.Command {
 		p.IntVarP(&o.depth, "depth", "t", 64, "messages in flight")
 	}
 	return cmd
+}
+
+// oneProcessor lets this process use one, unless the environment says otherwise:
+// the goroutines of one connection hand over to each other fastest on the same one.
+// TCP has a worker for each processor there is when the RNIC is opened.
+func oneProcessor() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
+	}
 }
 
 // request is the client's private data.
@@ -402,8 +416,11 @@ func newServeBenchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Serve softrnic bench until interrupted",
+		Long: `Serve softrnic bench until interrupted, on one processor, which is fastest for one
+client; GOMAXPROCS in the environment gives it more.`,
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			oneProcessor()
 			r, closer, err := f.open(cmd.Context())
 			if err != nil {
 				return err
