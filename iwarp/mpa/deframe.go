@@ -64,6 +64,7 @@ func (d *Deframer) Next() (mem.Vec, error) {
 	d.need = 0
 	sum, stored := d.take(total)
 	if d.CRC && sum != stored {
+		d.passed -= total
 		d.err = errorf(CodeCRC, "CRC32c of an FPDU with ULPDU_Length %d is %#08x, the field says %#08x (RFC 5044 section 4.4)", n, sum, stored)
 		return nil, d.err
 	}
