@@ -472,6 +472,8 @@ func serveBench(ctx context.Context, d *verbs.Device, so serveOptions, w io.Writ
 func (e *benchEnd) answer(ctx context.Context, o benchOptions) error {
 	var wcs [64]verbs.WC
 	fresh, sends := 0, 0
+	// Each grant is the same number, so it is written once, before any is on its way.
+	binary.BigEndian.PutUint32(e.mr.Bytes()[o.size:], uint32(max(1, o.depth/2)))
 	for {
 		n, err := e.rq.Wait(ctx, wcs[:])
 		if err != nil {
@@ -508,8 +510,6 @@ func (e *benchEnd) answer(ctx context.Context, o benchOptions) error {
 			continue
 		}
 		for fresh >= max(1, o.depth/2) && err == nil {
-			// The number is the same each time, so it does not matter when it is read.
-			binary.BigEndian.PutUint32(e.mr.Bytes()[o.size:], uint32(max(1, o.depth/2)))
 			err = reply(o.size, creditLen)
 			fresh -= max(1, o.depth/2)
 		}
