@@ -84,7 +84,7 @@ func newBenchKindCmd(k benchKind) *cobra.Command {
 		Short: k.about,
 		Long: k.about + `, against "softrnic serve bench". Both use one processor each, which is
 fastest for one connection; GOMAXPROCS in the environment gives them more.`,
-		Args:  exactArgs("ADDR[:PORT]"),
+		Args: exactArgs("ADDR[:PORT]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			addr, err := target(args[0], benchPort)
 			if err != nil {
@@ -418,7 +418,7 @@ func newServeBenchCmd() *cobra.Command {
 		Short: "Serve softrnic bench until interrupted",
 		Long: `Serve softrnic bench until interrupted, on one processor, which is fastest for one
 client; GOMAXPROCS in the environment gives it more.`,
-		Args:  noArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			oneProcessor()
 			r, closer, err := f.open(cmd.Context())
