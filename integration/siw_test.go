@@ -85,7 +85,8 @@ func guestCRC(t *testing.T, g *siw.Guest, on bool) {
 // ourFlags are the flags of an RNIC of ours beside the guest. Short exchanges are
 // captured in the file returned.
 func ourFlags(t *testing.T, crc bool, size int) (flags []string, pcap string) {
-	flags = []string{"--tap", siw.OurTAP, "--addr", siw.OurAddr + siw.PrefixLen}
+	// One MAC, as a NIC has: the guest remembers it from one exchange to the next.
+	flags = []string{"--tap", siw.OurTAP, "--addr", siw.OurAddr + siw.PrefixLen, "--mac", "02:00:00:00:77:03"}
 	if !crc {
 		flags = append(flags, "--no-crc")
 	}
