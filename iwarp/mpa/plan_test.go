@@ -37,6 +37,9 @@ func TestPlans(t *testing.T) {
 		if limit := max(room.MaxBatch, minFill); b.octets > limit {
 			t.Fatalf("%+v: %d octets planned", room, b.octets)
 		}
+		if end := room.MaxBatch - (emss - room.Left); room.Left%4 == 0 && emss >= minFill && end >= minFill && b.octets > end {
+			t.Fatalf("%+v: %d octets go beyond the end of a segment", room, b.octets)
+		}
 		at, ulpdus := 0, 0
 		for i := range b.ulpdus[:b.n] {
 			n := b.ulpdus[i].HdrLen + b.ulpdus[i].Len
