@@ -297,6 +297,6 @@ func progressOf(w io.Writer, what string, total int64) (progress func(int64), fi
 		return nil, func() {}
 	}
 	bar := progressbar.NewOptions64(total, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(fmt.Sprintf("%-5s", what)),
-		progressbar.OptionShowBytes(true), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(50*time.Millisecond))
+		progressbar.OptionSetPredictTime(false), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(50*time.Millisecond))
 	return func(n int64) { _ = bar.Set64(n) }, func() { _ = bar.Clear() }
 }
