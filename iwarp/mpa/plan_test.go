@@ -13,9 +13,11 @@ import (
 func TestPlans(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		emss := 4 * rapid.OneOf(rapid.IntRange(1, 60), rapid.IntRange(60, llp.MaxEMSS/4)).Draw(t, "EMSS/4")
-		room := llp.Room{EMSS: emss, Left: emss, MaxBatch: emss * rapid.IntRange(1, max(1, 65455/emss)).Draw(t, "segments")}
+		most := max(1, 65455/emss)
+		segments := rapid.OneOf(rapid.IntRange(1, min(3, most)), rapid.IntRange(1, most)).Draw(t, "segments")
+		room := llp.Room{EMSS: emss, Left: emss, MaxBatch: emss * segments}
 		if rapid.Bool().Draw(t, "within a segment") {
-			room.Left = rapid.IntRange(1, emss).Draw(t, "Left")
+			room.Left = rapid.OneOf(rapid.IntRange(1, emss), rapid.Map(rapid.IntRange(1, emss/4), func(n int) int { return 4 * n })).Draw(t, "Left")
 		}
 		sizes := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 200), rapid.IntRange(0, 100_000)), 1, 8).Draw(t, "sizes")
 		src := &list{uncut: rapid.Bool().Draw(t, "uncut")}
