@@ -87,7 +87,7 @@ func (a *aligned) see(h tap.VNetHdr, f []byte) bool {
 	defer a.mu.Unlock()
 	ip := f[14:]
 	off := 14 + 20
-	if ip[0]>>4 == 6 {
+	if ip[0]>>4 == 6 && ip[6] == 6 {
 		off = 14 + 40
 	} else if ip[0]>>4 != 4 || ip[9] != 6 {
 		return true

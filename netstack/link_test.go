@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,7 +102,7 @@ func TestVLAN(t *testing.T) {
 		for _, f := range frames() {
 			if bytes.Equal(f, answer) {
 				n++
-			} else if f[16] == 8 && f[17] == 6 && f[25] == 2 {
+			} else if f[16] == 8 && f[17] == 6 && f[25] == 2 && !bytes.Equal(f, announced) {
 				t.Errorf("answer %x\n  want %x", f, answer)
 			}
 		}
@@ -319,10 +320,9 @@ func TestCutter(t *testing.T) {
 func TestManySmallWrites(t *testing.T) {
 	checkLeaks(t)
 	da, db := testPair(t, 65521, allOffloads)
-	a, b := stacksOn(t, da, db, Config{})
-	x, y := connect(t, a, b, false)
 	frames := &frameCounter{testDev: da}
-	a.link.queues[0] = frames
+	a, b := stacksOn(t, frames, db, Config{})
+	x, y := connect(t, a, b, false)
 	exchange(t, x, y, 4<<20) // so that much may be sent at once
 	// Fill the peer's window, and behind it queue small writes.
 	total := 0
@@ -405,4 +405,44 @@ func TestPinnedMemory(t *testing.T) {
 	}
 	x.Abort()
 	y.Abort()
+}
+
+// TestAnnouncesAgain: what a bridge has swallowed in the first moments is said again,
+// so that peers who knew another MAC for the address do not talk to it for minutes.
+func TestAnnouncesAgain(t *testing.T) {
+	checkLeaks(t)
+	da, db := testPair(t, 1500, allOffloads)
+	var mu sync.Mutex
+	arp, nd := 0, 0
+	da.out.mu.Lock()
+	da.out.see = func(_ tap.VNetHdr, f []byte) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case len(f) >= 42 && f[12] == 8 && f[13] == 6 && f[21] == 2 && bytes.Equal(f[28:32], []byte{10, 9, 0, 1}):
+			arp++
+		case len(f) > 54 && f[12] == 0x86 && f[54] == 136:
+			nd++
+		}
+		return false
+	}
+	da.out.mu.Unlock()
+	s := newStack(t, da, Config{Addrs: prefixesA})
+	defer db.Close()
+	enough := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return arp >= 3 && nd >= 3
+	}
+	for deadline := time.Now().Add(10 * time.Second); !enough() && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if !enough() {
+		t.Errorf("%d ARP and %d ND announcements", arp, nd)
+	}
+	begin := time.Now()
+	s.Close()
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("Close waited %v for announcements to come", took)
+	}
 }

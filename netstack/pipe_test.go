@@ -118,9 +118,15 @@ type frameCounter struct {
 	most atomic.Int64
 }
 
+func (d *frameCounter) Queues() []tap.Queue { return []tap.Queue{d} }
+
 func (d *frameCounter) WriteBatch(fs []tap.Frame) (int, error) {
 	for _, f := range fs {
-		d.most.Store(max(d.most.Load(), int64(len(f.Bufs))))
+		for n := int64(len(f.Bufs)); ; {
+			if old := d.most.Load(); old >= n || d.most.CompareAndSwap(old, n) {
+				break
+			}
+		}
 	}
 	return d.testDev.WriteBatch(fs)
 }

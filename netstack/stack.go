@@ -47,6 +47,8 @@ type Stack struct {
 	done    chan struct{} // closed as Close begins: ends Accept and Dial
 	closing sync.Once
 	closed  chan struct{} // closed when Close has done its work
+
+	announcing sync.WaitGroup
 }
 
 var _ llp.Stack = (*Stack)(nil)
@@ -81,6 +83,7 @@ func New(dev tap.Device, cfg Config) (*Stack, error) {
 	cfg.Logger.Info("netstack up", "dev", dev.Name(), "mac", cfg.MAC.String(), "addrs", cfg.Addrs, "mtu", cfg.MTU, "vlan", cfg.VLAN, "offloads", dev.Offloads())
 	s.link.start()
 	s.announce()
+	s.announcing.Go(s.announceAgain)
 	return s, nil
 }
 
@@ -181,6 +184,25 @@ func (s *Stack) announce() {
 	}
 }
 
+// announceAt are the times of further announcements, after the start. The first may
+// be lost: a bridge forwards nothing until it has noticed that its port has a
+// carrier, which takes up to a second.
+var announceAt = []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second, 2 * time.Second}
+
+func (s *Stack) announceAgain() {
+	start := time.Now()
+	for _, at := range announceAt {
+		timer := time.NewTimer(time.Until(start.Add(at)))
+		select {
+		case <-timer.C:
+			s.announce()
+		case <-s.done:
+			timer.Stop()
+			return
+		}
+	}
+}
+
 // Addrs returns the addresses of the stack with their subnets' lengths.
 func (s *Stack) Addrs() []netip.Prefix { return slices.Clone(s.cfg.Addrs) }
 
@@ -197,6 +219,7 @@ func (s *Stack) MTU() int { return s.cfg.MTU }
 func (s *Stack) Close() error {
 	s.closing.Do(func() {
 		close(s.done)
+		s.announcing.Wait()
 		// The receive loops end first: gVisor removes the interface with a lock held
 		// that delivery takes, and waits for them under it.
 		s.link.stop()

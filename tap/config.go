@@ -2,9 +2,11 @@ package tap
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 )
 
@@ -39,8 +41,9 @@ type Config struct {
 	// MTU in octets; 0 means 1500. Of a device that exists, the least that it must
 	// have; 0 means any.
 	MTU int
-	// MAC is the address for the device's user (see Device.MAC); nil means a random
-	// one, that of the interface for a macvtap.
+	// MAC is the address for the device's user (see Device.MAC); nil means one of its
+	// own that stays the same for this name on this host, for a macvtap that of the
+	// interface.
 	MAC net.HardwareAddr
 	// Owner and Group may attach to it without privileges; nil means nobody.
 	Owner, Group *int
@@ -96,10 +99,20 @@ func checkName(op, name string) error {
 	return &Error{Op: op, Name: fmt.Sprintf("%q", name), Err: ErrName, Remedy: remedy}
 }
 
-// randomMAC returns an address of the locally administered range.
-func randomMAC() net.HardwareAddr {
-	b := make(net.HardwareAddr, 6)
-	rand.Read(b)
+// ownMAC returns an address of the locally administered range for the user of the
+// TAP called name: the same each time on this host, so that peers who know it need
+// not learn another after a restart; another one for another name, host or network
+// namespace.
+func ownMAC(name string) net.HardwareAddr {
+	h := sha256.New()
+	host, err := os.Hostname()
+	if err != nil { // then it is at least unique
+		host = rand.Text()
+	}
+	id, _ := os.ReadFile("/etc/machine-id")
+	netns, _ := os.Readlink("/proc/thread-self/ns/net") // neither is everywhere
+	fmt.Fprintf(h, "softrnic\x00%s\x00%s\x00%s\x00%s", host, id, netns, name)
+	b := net.HardwareAddr(h.Sum(nil)[:6])
 	b[0] = b[0]&^1 | 2
 	return b
 }

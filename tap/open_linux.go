@@ -117,7 +117,7 @@ func create(cfg Config) (*TAP, error) {
 		t.mtu = defaultMTU
 	}
 	if t.mac == nil {
-		t.mac = randomMAC()
+		t.mac = ownMAC(cfg.Name)
 	}
 	if err := setMTU(cfg.Name, t.mtu); err != nil {
 		return fail("MTU", err)
@@ -212,7 +212,7 @@ func attach(cfg Config, index int) (*TAP, error) {
 		t.queues = append(t.queues, q)
 	}
 	if t.mac == nil {
-		if t.mac = randomMAC(); macvtap {
+		if t.mac = ownMAC(cfg.Name); macvtap {
 			ifi, err := net.InterfaceByIndex(index)
 			if err != nil {
 				t.Close()
@@ -267,7 +267,7 @@ func openFD(cfg Config) (*TAP, error) {
 		t.mtu = defaultMTU
 	}
 	if t.mac == nil {
-		t.mac = randomMAC()
+		t.mac = ownMAC(name)
 		if ifi, err := net.InterfaceByName(name); err == nil && isMacvtap(name) {
 			t.mac = ifi.HardwareAddr
 		}

@@ -269,6 +269,15 @@ func TestNetnsCreateListDelete(t *testing.T) {
 			t.Errorf("made twice: %v", err)
 		}
 		gone := open(t, Config{Name: "gone0"})
+		mac := gone.MAC()
+		defer func() {
+			if again := open(t, Config{Name: "gone0"}); again.MAC().String() != mac.String() {
+				t.Errorf("MAC %v, before it was %v", again.MAC(), mac)
+			}
+			if other := open(t, Config{Name: "other0"}); other.MAC().String() == mac.String() {
+				t.Errorf("two TAPs have MAC %v", mac)
+			}
+		}()
 		if _, err := net.InterfaceByName("gone0"); err == nil {
 			t.Log("net.InterfaceByName sees the namespace of this thread")
 		}

@@ -125,7 +125,7 @@ func (f *rnicFlags) add(cmd *cobra.Command) {
 	p.StringVar(&f.tap, "tap", "", "TAP or macvtap interface: created when absent, attached to when present")
 	p.IntVar(&f.tapFD, "tap-fd", -1, "inherited descriptor of a TAP, instead of --tap")
 	p.StringArrayVar(&f.addrs, "addr", nil, "address of the RNIC with its subnet, such as 10.0.0.2/24 or fd00::2/64 (repeatable)")
-	p.StringVar(&f.mac, "mac", "", "Ethernet address of the RNIC (default: random, or the macvtap's)")
+	p.StringVar(&f.mac, "mac", "", "Ethernet address of the RNIC (default: one of its own, or the macvtap's)")
 	p.IntVar(&f.mtu, "mtu", 0, "largest IP packet in octets, 576 to 65521 (default: the interface's)")
 	p.StringArrayVar(&f.gateways, "gateway", nil, "default route, one per family (repeatable)")
 	p.IntVar(&f.vlan, "vlan", 0, "802.1Q tag of all frames, 1 to 4094")
