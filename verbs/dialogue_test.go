@@ -320,6 +320,10 @@ func TestDialogueTerminateReceived(t *testing.T) {
 		{"Send, too long", terminate(1, 2, 5, untagged(true, 3, 0, 0, 1, 0, ""), false), [3]string{flushed, flushed, "remote invalid request error"}},
 		{"no headers", terminate(2, 0, 2, nil, false), [3]string{flushed, flushed, flushed}},
 		{"a Write of someone else", terminate(1, 1, 1, tagged(true, 0, 8, 8, ""), false), [3]string{flushed, flushed, flushed}},
+		{"a Write to elsewhere", terminate(1, 1, 1, tagged(true, 0, 7, 13, ""), false), [3]string{flushed, flushed, flushed}},
+		{"a Read from elsewhere", terminate(0, 1, 1, readRequest(1, 0, 0, 4, 5, 5), true), [3]string{flushed, flushed, flushed}},
+		{"a Send not sent yet", terminate(1, 2, 2, untagged(true, 3, 0, 0, 2, 0, ""), false), [3]string{flushed, flushed, flushed}},
+		{"a Read Response of ours", terminate(1, 1, 0, tagged(true, 2, 5, 6, ""), false), [3]string{flushed, flushed, flushed}},
 		{"nonsense", fpdu(untagged(true, 7, 0, 2, 1, 0, "x")), [3]string{flushed, flushed, flushed}},
 	} {
 		bubble(t, c.name, llptest.Options{}, func(s *scene) {
@@ -447,6 +451,26 @@ func TestDialogueClose(t *testing.T) {
 		s.wantWCs("both", "1 Send success", "3 Recv success")
 		p.c.CloseWrite()
 		if err := <-done; err != nil {
+			s.T.Error(err)
+		}
+	})
+	bubble(t, "Disconnect while the peer reads", llptest.Options{Space: 20000}, func(s *scene) {
+		m := s.MR(1<<17, verbs.RemoteRead)
+		p := s.accept(verbs.ConnParams{})
+		p.write(fpdu(readRequest(1, 5, 0, 1<<16, m.STag(), 0)), fpdu(readRequest(2, 5, 1<<16, 1<<16, m.STag(), 1<<16)))
+		synctest.Wait() // until TCP's buffer is full
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := s.QP.Disconnect(ctx); err != context.Canceled {
+			s.T.Error(err)
+		}
+		for n := 0; n < 1<<17; {
+			n += len(p.fpdu("Read Response")) - 14
+		}
+		p.wantFIN("when all was read")
+		p.c.CloseWrite()
+		<-s.QP.Done()
+		if err := s.QP.Disconnect(ctx); err != nil { // it is over: what is there is returned
 			s.T.Error(err)
 		}
 	})

@@ -188,6 +188,104 @@ func TestCQSharedByWaiters(t *testing.T) {
 	}
 }
 
+// Completions that come at once wake as many waiters as they serve.
+func TestWaitersWakeEachOther(t *testing.T) {
+	for range 200 {
+		d, _ := verbstest.Net(t, verbstest.Options{})
+		s := verbstest.NewSide(t, d, verbstest.Options{})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				var wc [1]verbs.WC
+				if _, err := s.CQ.Wait(ctx, wc[:]); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		s.Recv(make([]verbs.RecvWR, 3)...)
+		time.Sleep(10 * time.Microsecond)
+		s.QP.Close()
+		wg.Wait()
+		cancel()
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// What an armed CQ tells of, and what closing it does.
+func TestArm(t *testing.T) {
+	fired := func(c *verbs.CQ) bool {
+		select {
+		case <-c.Events():
+			return true
+		default:
+			return false
+		}
+	}
+	d, _ := verbstest.Net(t, verbstest.Options{})
+	s := verbstest.NewSide(t, d, verbstest.Options{})
+	s.Recv(verbs.RecvWR{})
+	s.CQ.Arm(true)
+	if fired(s.CQ) {
+		t.Error("before anything came")
+	}
+	s.QP.Close()
+	if !fired(s.CQ) {
+		t.Error("an error is as good as solicited")
+	}
+	if fired(s.CQ) {
+		t.Error("twice")
+	}
+
+	a, b := verbstest.Pair(t, verbstest.Options{})
+	b.Recv(verbs.RecvWR{}, verbs.RecvWR{})
+	b.CQ.Arm(false)
+	b.CQ.Arm(true) // takes nothing back
+	a.Send(verbs.SendWR{})
+	b.Wait(1)
+	if !fired(b.CQ) {
+		t.Error("armed for any, then for solicited: not fired by any")
+	}
+	a.Send(verbs.SendWR{Flags: verbs.Solicited})
+	b.Wait(1)
+	if fired(b.CQ) {
+		t.Error("fired without being armed again")
+	}
+
+	c, err := d.CreateCQ(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(time.Millisecond, func() { c.Close() })
+	var wc [1]verbs.WC
+	if _, err := c.Wait(t.Context(), wc[:]); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("Wait on a CQ that is closed: %v", err)
+	}
+	if err := c.Close(); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("second Close: %v", err)
+	}
+	if _, err := c.Wait(t.Context(), nil); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("Wait without room: %v", err)
+	}
+}
+
+// Of a list of WRs those before the bad one are posted, and worked on.
+func TestBadWR(t *testing.T) {
+	a, b := verbstest.Pair(t, verbstest.Options{})
+	b.Recv(verbs.RecvWR{}, verbs.RecvWR{})
+	n, err := a.QP.PostSend(verbs.SendWR{ID: 1, Flags: verbs.Signaled}, verbs.SendWR{ID: 2, Flags: verbs.Signaled},
+		verbs.SendWR{ID: 3, SGL: []verbs.SGE{{Len: 1}}}, verbs.SendWR{ID: 4})
+	if n != 2 || !errors.Is(err, verbs.ErrInvalid) {
+		t.Fatal(n, err)
+	}
+	ok(t, a.Wait(2))
+	if d := a.QP.Stats().SendWRs; d != 0 {
+		t.Errorf("%d posted", d)
+	}
+}
+
 // Arm, poll until empty, wait for the event: nothing is missed, however completions
 // and arming meet.
 func TestArmMissesNothing(t *testing.T) {
@@ -249,7 +347,32 @@ func TestConnectAgain(t *testing.T) {
 			t.Fatal("connected to nobody")
 		}
 	}
+	// One attempt at a time: nobody answers this one.
+	l, err := db.Listen(netip.AddrPortFrom(verbstest.AddrB, 9), verbs.ListenConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error)
+	go func() {
+		_, err := a.QP.Connect(ctx, l.Addr(), verbs.ConnParams{})
+		first <- err
+	}()
+	if _, err := l.Accept(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.QP.Connect(t.Context(), l.Addr(), verbs.ConnParams{}); !errors.Is(err, verbs.ErrState) {
+		t.Errorf("a second attempt beside the first: %v", err)
+	}
+	cancel()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	l.Close()
 	verbstest.Connect(t, a, b, verbs.ConnParams{RelaxedFirst: true})
+	if i := a.QP.Info(); i.IRD != 16 || i.ORD != 16 || i.PeerIRD != 16 || i.PeerORD != 16 || i.Revision != 2 {
+		t.Errorf("%+v", i)
+	}
 	b.Send(verbs.SendWR{})
 	if wc := a.Wait(1)[0]; wc.ID != 7 || wc.Status != verbs.Success {
 		t.Errorf("%+v", wc)
@@ -415,7 +538,14 @@ func TestCreateErrors(t *testing.T) {
 	if _, err := pd.RegMR(nil, 0x80); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("unknown rights: %v", err)
 	}
-	if err := pd.Close(); err != nil {
+	mr, err := pd.RegMR(nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pd.Close(); !errors.Is(err, verbs.ErrBusy) || !strings.Contains(err.Error(), "1 MRs") {
+		t.Errorf("PD.Close with an MR: %v", err)
+	}
+	if err := errors.Join(mr.Dereg(), pd.Close()); err != nil {
 		t.Error(err)
 	}
 	if _, err := pd.RegMR(nil, 0); !errors.Is(err, verbs.ErrClosed) {
