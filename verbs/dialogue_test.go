@@ -470,8 +470,10 @@ func TestDialogueClose(t *testing.T) {
 		p.wantFIN("when all was read")
 		p.c.CloseWrite()
 		<-s.QP.Done()
-		if err := s.QP.Disconnect(ctx); err != nil { // it is over: what is there is returned
-			s.T.Error(err)
+		for range 20 {
+			if err := s.QP.Disconnect(ctx); err != nil { // it is over: what is there is returned
+				s.T.Error(err)
+			}
 		}
 	})
 	bubble(t, "Disconnect from a silent peer", llptest.Options{}, func(s *scene) {
@@ -533,6 +535,54 @@ func TestDialogueClose(t *testing.T) {
 		s.wantWCs("flushed", "1 Recv Work Request Flushed Error")
 		if !errors.Is(s.QP.Err(), verbs.ErrClosed) {
 			s.T.Error(s.QP.Err())
+		}
+	})
+}
+
+// A peer's Reads and the program's own work take turns: neither holds the other up
+// for more than a message.
+func TestDialogueTurns(t *testing.T) {
+	bubble(t, "Sends among Read Responses", llptest.Options{Space: 20000}, func(s *scene) {
+		m := s.MR(1<<16, verbs.RemoteRead)
+		p := s.accept(verbs.ConnParams{})
+		for i := range uint32(verbs.DefaultDepth) {
+			p.write(fpdu(readRequest(i+1, 5, 0, 1<<16, m.STag(), 0)))
+		}
+		synctest.Wait()
+		s.Send(verbs.SendWR{}, verbs.SendWR{})
+		ends, at := 0, []int(nil)
+		for len(at) < 2 {
+			switch u := p.fpdu("a message"); {
+			case u[1]&15 == 3:
+				at = append(at, ends)
+			case u[0]&0x40 != 0:
+				ends++
+			}
+		}
+		if at[0] > 1 || at[1] > 2 {
+			s.T.Errorf("Sends after %d of %d Read Responses", at, verbs.DefaultDepth)
+		}
+	})
+	bubble(t, "Read Responses among Writes", llptest.Options{Space: 20000}, func(s *scene) {
+		m := s.MR(1<<16, verbs.RemoteRead)
+		p := s.accept(verbs.ConnParams{})
+		p.write(fpdu(tagged(true, 0, 1, 0, "")))
+		for range 10 {
+			s.Send(verbs.SendWR{Op: verbs.OpWrite, SGL: []verbs.SGE{m.SGE(0, 1<<16)}, RemoteSTag: 9})
+		}
+		synctest.Wait()
+		p.write(fpdu(readRequest(1, 5, 0, 16, m.STag(), 0)), fpdu(readRequest(2, 5, 0, 16, m.STag(), 0)))
+		ends, at := 0, []int(nil)
+		for len(at) < 2 {
+			switch u := p.fpdu("a message"); {
+			case u[1]&15 == 2:
+				at = append(at, ends)
+			case u[0]&0x40 != 0:
+				ends++
+			}
+		}
+		if at[0] > 1 || at[1] > 2 {
+			s.T.Errorf("Read Responses after %d of 10 Writes", at)
 		}
 	})
 }
@@ -612,6 +662,42 @@ func TestDialogueStartup(t *testing.T) {
 		if err := r.Reject(nil); !errors.Is(err, verbs.ErrState) {
 			s.T.Error(err)
 		}
+	})
+	bubble(t, "nobody accepts", llptest.Options{}, func(s *scene) {
+		p := s.dial()
+		p.write(request(""))
+		p.wantIdle("waiting")
+		s.l.Close()
+		p.wantReset("with the Listener")
+	})
+	bubble(t, "Close while connecting", llptest.Options{}, func(s *scene) {
+		l, err := s.stack.Listen(s.peerPort(), 1)
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		defer l.Close()
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.QP.Connect(context.Background(), l.Addr(), verbs.ConnParams{Revision: 1})
+			done <- err
+		}()
+		c, err := l.Accept(context.Background())
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		p := &peer{s.T, c}
+		p.want("Request", request(""))
+		begin := time.Now()
+		if err := s.QP.Close(); err != nil {
+			s.T.Error(err)
+		}
+		if err := <-done; !errors.Is(err, verbs.ErrClosed) {
+			s.T.Error(err)
+		}
+		if d := time.Since(begin); d != 0 {
+			s.T.Error("after", d)
+		}
+		p.wantReset("given up")
 	})
 	bubble(t, "private data to the limit", llptest.Options{}, func(s *scene) {
 		p := s.dial()

@@ -281,7 +281,10 @@ func TestArm(t *testing.T) {
 // Of a list of WRs those before the bad one are posted, and worked on.
 func TestBadWR(t *testing.T) {
 	a, b := verbstest.Pair(t, verbstest.Options{})
-	b.Recv(verbs.RecvWR{}, verbs.RecvWR{})
+	b.Recv(verbs.RecvWR{}, verbs.RecvWR{}, verbs.RecvWR{})
+	a.Send(verbs.SendWR{Flags: verbs.Signaled})
+	ok(t, a.Wait(1))
+	time.Sleep(time.Millisecond) // the QP is at rest: the next post has to wake it
 	n, err := a.QP.PostSend(verbs.SendWR{ID: 1, Flags: verbs.Signaled}, verbs.SendWR{ID: 2, Flags: verbs.Signaled},
 		verbs.SendWR{ID: 3, SGL: []verbs.SGE{{Len: 1}}}, verbs.SendWR{ID: 4})
 	if n != 2 || !errors.Is(err, verbs.ErrInvalid) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"math"
 	mrand "math/rand/v2"
 	"net/netip"
 	"sync"
@@ -194,6 +195,7 @@ func TestPostErrors(t *testing.T) {
 	}{
 		"beyond the end":     {verbs.SendWR{SGL: []verbs.SGE{m.SGE(5, 6)}}, verbs.ErrBounds},
 		"negative":           {verbs.SendWR{SGL: []verbs.SGE{m.SGE(-1, 2)}}, verbs.ErrBounds},
+		"length that wraps":  {verbs.SendWR{SGL: []verbs.SGE{m.SGE(5, math.MaxInt)}}, verbs.ErrBounds},
 		"negative length":    {verbs.SendWR{SGL: []verbs.SGE{m.SGE(1, -2)}}, verbs.ErrBounds},
 		"other PD":           {verbs.SendWR{SGL: []verbs.SGE{foreign.SGE(0, 1)}}, verbs.ErrPD},
 		"deregistered":       {verbs.SendWR{SGL: []verbs.SGE{gone.SGE(0, 1)}}, verbs.ErrSTag},
@@ -226,6 +228,33 @@ func TestPostErrors(t *testing.T) {
 	if err := a.CQ.Close(); !errors.Is(err, verbs.ErrBusy) {
 		t.Errorf("CQ.Close: %v", err)
 	}
+}
+
+// A message has 4 GiB - 1 octets at most. The memory is never touched.
+func TestMaxMessage(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("a message of 4 GiB needs 64-bit integers")
+	}
+	a, b := verbstest.Pair(t, verbstest.Options{})
+	m := a.MR(1<<27, 0)
+	qp, err := a.PD.CreateQP(verbs.QPConfig{SendCQ: a.CQ, RecvCQ: a.CQ, Cap: verbs.QPCap{MaxSendWR: 2, MaxSendSGE: verbs.MaxSGE}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &verbstest.Side{T: t, Device: a.Device, PD: a.PD, CQ: a.CQ, QP: qp}
+	verbstest.Connect(t, c, verbstest.NewSide(t, b.Device, verbstest.Options{}), verbs.ConnParams{})
+	sgl := make([]verbs.SGE, verbs.MaxSGE)
+	for i := range sgl {
+		sgl[i] = m.SGE(0, 1<<27)
+	}
+	if n, err := qp.PostSend(verbs.SendWR{SGL: sgl}); n != 0 || !errors.Is(err, verbs.ErrTooBig) {
+		t.Errorf("4 GiB: %d, %v", n, err)
+	}
+	sgl[0].Len--
+	if n, err := qp.PostSend(verbs.SendWR{SGL: sgl}); n != 1 || err != nil { // finds no receive, and ends there
+		t.Errorf("an octet less: %d, %v", n, err)
+	}
+	<-qp.Done()
 }
 
 func TestStates(t *testing.T) {
