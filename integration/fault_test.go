@@ -201,9 +201,13 @@ func (c *corruption) round() {
 	c.r.connect(t, ctx, c.a, c.b, c.l)
 	for range corruptWrites {
 		c.write()
-		for {
+		for notes := 1; notes > 0; {
 			status, err := c.await(ctx)
 			if err == nil {
+				// Behind the last note nothing is being written any more.
+				if notes--; notes > 0 && status == verbs.Success {
+					continue
+				}
 				c.look()
 				if status == verbs.Success {
 					break
@@ -219,6 +223,7 @@ func (c *corruption) round() {
 			// A ULPDU_Length that became larger makes b wait for octets that a has not
 			// sent yet: send some.
 			c.write()
+			notes++
 		}
 	}
 }
