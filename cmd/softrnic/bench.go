@@ -243,7 +243,8 @@ func bench(ctx context.Context, d *verbs.Device, addr netip.AddrPort, o benchOpt
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	cctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	const wait = 10 * time.Second
+	cctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	if o.kind.op == verbs.OpSend { // credits, or answers
 		size, off := creditLen, o.size
@@ -256,7 +257,7 @@ func bench(ctx context.Context, d *verbs.Device, addr netip.AddrPort, o benchOpt
 	}
 	info, err := e.qp.Connect(cctx, addr, verbs.ConnParams{PrivateData: o.request(), NoCRC: o.noCRC})
 	if err != nil {
-		return err
+		return connectError(err, addr, wait, "softrnic serve bench")
 	}
 	if len(info.PrivateData) != 4 {
 		return fmt.Errorf("%v answers %d octets of private data: is it softrnic serve bench?", addr, len(info.PrivateData))

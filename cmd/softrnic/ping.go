@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/softrnic/softrnic/iwarp/llp"
 	"github.com/softrnic/softrnic/verbs"
 	"github.com/spf13/cobra"
 )
@@ -99,7 +100,7 @@ func ping(ctx context.Context, d *verbs.Device, addr netip.AddrPort, o pingOptio
 	defer cancel()
 	info, err := e.qp.Connect(cctx, addr, verbs.ConnParams{IRD: 1, ORD: 1, NoCRC: o.noCRC, Revision: o.rev})
 	if err != nil {
-		return err
+		return connectError(err, addr, o.wait, "softrnic serve ping, or rping -s")
 	}
 	if !o.out.json {
 		fmt.Fprintf(w, "ping %v: %d octets, CRC %s, EMSS %d\n", addr, o.size, onOff(info.CRC), info.EMSS)
@@ -134,6 +135,19 @@ func ping(ctx context.Context, d *verbs.Device, addr netip.AddrPort, o pingOptio
 		checked = "all compared"
 	}
 	_, err = fmt.Fprintf(w, "%d rounds of %d octets, %s: min %.1f us, median %.1f us, p99 %.1f us, max %.1f us\n", o.count, o.size, checked, res.MinUS, res.P50US, res.P99US, res.MaxUS)
+	return err
+}
+
+// connectError adds to what kept a client from its server what to do about it.
+func connectError(err error, addr netip.AddrPort, wait time.Duration, server string) error {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%v did not answer in %v: is it up, and on the network of this RNIC's --tap?", addr, wait)
+	case errors.Is(err, llp.ErrUnreachable):
+		return fmt.Errorf("%w: no --addr, --gateway or neighbour leads there", err)
+	case errors.Is(err, llp.ErrRefused):
+		return fmt.Errorf("%w: nothing listens there: start %s", err, server)
+	}
 	return err
 }
 

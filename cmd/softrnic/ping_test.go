@@ -144,7 +144,11 @@ func TestPingRevision1(t *testing.T) {
 func TestPingRefused(t *testing.T) {
 	a, _ := verbstest.Net(t, verbstest.Options{})
 	err := ping(testContext(t), a, pingAddr, pinger(64, 1), io.Discard)
-	if err == nil || !strings.Contains(err.Error(), pingAddr.String()) {
+	if err == nil || !strings.Contains(err.Error(), pingAddr.String()) || !strings.Contains(err.Error(), "start softrnic serve ping") {
+		t.Error(err)
+	}
+	silent := fmt.Errorf("dial: %w", context.DeadlineExceeded)
+	if err := connectError(silent, pingAddr, 3*time.Second, ""); !strings.Contains(err.Error(), pingAddr.String()+" did not answer in 3s") {
 		t.Error(err)
 	}
 }
