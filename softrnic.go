@@ -24,7 +24,7 @@ import (
 	"github.com/softrnic/softrnic/verbs"
 )
 
-// Config says what an RNIC is made of. One of TAP, TAPFile and Device names the
+// Config says what an RNIC is made of. One of TAP, TAPFD and Device names the
 // Ethernet device.
 type Config struct {
 	// TAP is the name of a TAP or macvtap interface: attached to where it exists,

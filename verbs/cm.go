@@ -172,7 +172,8 @@ type Listener struct {
 }
 
 // Listen listens at addr; an unspecified address means every address of the stack,
-// port 0 one that the stack chooses.
+// port 0 one that the stack chooses. It fails with ErrClosed, or with the stack's
+// error, such as llp.ErrInUse. It does not block.
 func (d *Device) Listen(addr netip.AddrPort, cfg ListenConfig) (*Listener, error) {
 	if cfg.Backlog <= 0 {
 		cfg.Backlog = 256

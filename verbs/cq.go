@@ -32,7 +32,7 @@ const (
 
 // CreateCQ makes a CQ of depth entries, 1 to MaxCQE. A completion that finds it
 // full is lost, and with it the CQ and its QPs: make it as deep as the queues that
-// use it together.
+// use it together. It fails with ErrInvalid where depth is none, and with ErrClosed.
 func (d *Device) CreateCQ(depth int) (*CQ, error) {
 	if depth < 1 || depth > MaxCQE {
 		return nil, errorf(ErrInvalid, "CQ depth %d is not from 1 to %d", depth, MaxCQE)

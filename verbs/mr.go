@@ -29,7 +29,7 @@ type MR struct {
 
 // RegMR registers buf, which stays the program's and must not be moved or freed
 // before Dereg; its first octet has TO 0. buf may be empty. Bounds are exact to the
-// octet.
+// octet. It fails with ErrInvalid or ErrClosed.
 func (p *PD) RegMR(buf []byte, access Access) (*MR, error) { return p.RegMRAt(buf, 0, access) }
 
 // RegMRAt is RegMR with the TO of the first octet chosen by the program. base plus

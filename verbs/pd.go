@@ -7,7 +7,7 @@ import (
 )
 
 // AllocPD makes a protection domain: what is made in one cannot be used from
-// another (RFC 5042 section 5.2).
+// another (RFC 5042 section 5.2). It fails with ErrClosed only.
 func (d *Device) AllocPD() (*PD, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -61,7 +61,9 @@ type QP struct {
 	deadline                  time.Time // of a close under way
 }
 
-// CreateQP makes a QP in state Idle.
+// CreateQP makes a QP in state Idle, whose CQs must be of the same device. It fails
+// with ErrInvalid, which says what of cfg cannot be, with ErrClosed, and with
+// ErrOverflow where a CQ was lost.
 func (p *PD) CreateQP(cfg QPConfig) (*QP, error) {
 	c := cfg.Cap
 	if c.MaxSendSGE == 0 {
