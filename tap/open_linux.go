@@ -315,7 +315,7 @@ func Delete(name string) error {
 		return err
 	}
 	if _, err := ifIndex(name); errors.Is(err, unix.ENODEV) {
-		return &Error{Op: "delete", Name: name, Err: ErrNotExist}
+		return &Error{Op: "delete", Name: name, Err: ErrNotExist, Remedy: "softrnic tap list names those of this network namespace"}
 	}
 	if !isTAP(name) {
 		return &Error{Op: "delete", Name: name, Err: ErrNotTAP, Remedy: "only TAPs are deleted here"}

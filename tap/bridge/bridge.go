@@ -8,7 +8,7 @@ package bridge
 
 import "errors"
 
-// Errors found by errors.Is in what Attach and Detach return.
+// Errors found by errors.Is in what Attach, Detach and Show return.
 var (
 	// ErrDefaultRoute: the interface carries the default route. On a bridge its
 	// addresses and routes no longer work, and with them this host's connection.

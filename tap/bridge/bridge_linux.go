@@ -45,7 +45,7 @@ func find(name string) (netlink.Link, error) {
 		return l, nil
 	}
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, fmt.Errorf("bridge: %s: %w", name, ErrNotExist)
+		return nil, fmt.Errorf("bridge: %s: %w in this network namespace (ip -br link lists them)", name, ErrNotExist)
 	}
 	return nil, fmt.Errorf("bridge: %s: %w", name, translate(err))
 }
