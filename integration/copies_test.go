@@ -16,10 +16,12 @@ import (
 // dataPath are the packages through which payload moves. Every octet of it is
 // copied once on the way out and once on the way in, by mem's move, which counts
 // it: so nothing else here may copy.
-var dataPath = []string{"netstack", "iwarp/llp", "iwarp/mpa", "iwarp/ddp", "iwarp/rdmap", "iwarp/mem", "verbs"}
+var dataPath = []string{"tap", "netstack", "iwarp/llp", "iwarp/mpa", "iwarp/ddp", "iwarp/rdmap", "iwarp/mem", "verbs"}
 
 // aside are folders below those whose code is no part of the path.
 var aside = []string{
+	"tap/bridge",        // netlink
+	"tap/taptest",       // Ethernet in memory: its copies are the wire
 	"iwarp/llp/llptest", // a TCP connection in memory: its copies are the wire
 	"verbs/verbstest",   // sets two devices up for tests
 }
@@ -46,6 +48,11 @@ var (
 var allowed = map[string]string{
 	"iwarp/mem/copy.go move":          "the one copy function of the data path",
 	"iwarp/mem/region.go Region.Load": "the application's own look at its memory, beside the path",
+
+	"tap/pcap.go tee.note":           "a capture, where one was asked for",
+	"tap/queue_linux.go queue.read":  "addresses for readv: the kernel fills the memory",
+	"tap/queue_linux.go queue.write": "addresses for writev: the kernel reads the memory",
+	"tap/queue_linux.go queue.join":  "payload, not counted: a frame of more than 1024 pieces, which writev does not take (short messages that TCP merged)",
 
 	"netstack/config.go Config.settled": "configuration",
 	"netstack/cut.go buildHeader":       "headers of a frame that TCP's super-packet is cut into",
