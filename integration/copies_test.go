@@ -52,7 +52,7 @@ var allowed = map[string]string{
 	"tap/pcap.go tee.note":           "a capture, where one was asked for",
 	"tap/queue_linux.go queue.read":  "addresses for readv: the kernel fills the memory",
 	"tap/queue_linux.go queue.write": "addresses for writev: the kernel reads the memory",
-	"tap/queue_linux.go queue.join":  "payload, not counted: a frame of more than 1024 pieces, which writev does not take (short messages that TCP merged)",
+	"tap/queue_linux.go queue.join":  "frames of more pieces than writev takes: netstack makes none (maxBufs)",
 
 	"netstack/config.go Config.settled": "configuration",
 	"netstack/cut.go buildHeader":       "headers of a frame that TCP's super-packet is cut into",
