@@ -774,3 +774,49 @@ func TestNoORD(t *testing.T) {
 		p.wantTerminate("a Read beyond the IRD of 0", 1, 2, 2)
 	})
 }
+
+// A peer that asks for a Read and then takes nothing does not hold up Dereg: what
+// fitted into TCP was copied before, and in place of the rest comes a Terminate.
+func TestDialogueStalledReader(t *testing.T) {
+	bubble(t, "Dereg", llptest.Options{Space: 16 << 10}, func(s *scene) {
+		const size = 64 << 10
+		m := s.MR(size, verbs.RemoteRead)
+		for i := range m.Bytes() {
+			m.Bytes()[i] = 'a'
+		}
+		p := s.accept(verbs.ConnParams{})
+		p.write(fpdu(readRequest(1, 0x11, 0, size, m.STag(), 0)))
+		synctest.Wait()
+		if n := s.QP.Stats().TxOctets; n == 0 || n > 16<<10 {
+			s.T.Fatalf("%d octets of the Response left, want as many as TCP takes", n)
+		}
+		begin := time.Now()
+		if err := m.Dereg(); err != nil {
+			s.T.Error(err)
+		}
+		if d := time.Since(begin); d != 0 {
+			s.T.Errorf("Dereg waited %v for the peer", d)
+		}
+		for i := range m.Bytes() {
+			m.Bytes()[i] = 'b' // the program's own again
+		}
+		got := 0
+		for {
+			u := p.fpdu("a segment of the Response, or the Terminate")
+			if u[0]&0x80 == 0 {
+				if !bytes.HasPrefix(u[18:], []byte{0x01, 0x00}) {
+					s.T.Errorf("%x, want a Terminate about an invalid STag", u)
+				}
+				break
+			}
+			got += len(u) - 14
+			if i := bytes.IndexFunc(u[14:], func(r rune) bool { return r != 'a' }); i >= 0 {
+				s.T.Fatalf("%q was read after Dereg", u[14+i])
+			}
+		}
+		if got == 0 || got >= size {
+			s.T.Errorf("%d octets of the Response came, want some", got)
+		}
+		p.wantFIN("after the Terminate")
+	})
+}
