@@ -510,7 +510,8 @@ func TestExactlyOnce(t *testing.T) {
 	}
 }
 
-// A stalled peer holds up neither Dereg nor Close.
+// Dereg while Reads of the memory are outstanding ends in a Terminate that names the
+// first of them.
 func TestStalledPeer(t *testing.T) {
 	a, b := verbstest.Pair(t, verbstest.Options{Config: verbs.Config{CloseTimeout: 50 * time.Millisecond}})
 	big := b.MR(8<<20, verbs.RemoteRead|verbs.RemoteWrite)
