@@ -57,13 +57,16 @@ func setIFF(fd int, name string, flags uint16) error {
 	return unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
 }
 
-// setOffloads asks for what the virtio-net header can say, and does without where
+// wantedOffloads is a variable for tests of a kernel that refuses them.
+var wantedOffloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6
+
+// setOffloads asks, once for a device, for what the virtio-net header can say, and does without where
 // the kernel does not have it.
 func setOffloads(fd int, cfg Config) (Offload, error) {
 	if err := unix.IoctlSetPointerInt(fd, unix.TUNSETVNETHDRSZ, VNetHdrLen); err != nil {
 		return 0, refusal("open", cfg.Name, fmt.Errorf("TUNSETVNETHDRSZ: %w", err))
 	}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6); err != nil {
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, wantedOffloads); err != nil {
 		cfg.Logger.Warn("the kernel refuses checksum and segmentation offload: this will be slow", "tap", cfg.Name, "err", err)
 		return 0, nil
 	}

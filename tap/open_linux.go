@@ -195,13 +195,13 @@ func attach(cfg Config, index int) (*TAP, error) {
 			t.Close()
 			return nil, refusal("open", cfg.Name, err)
 		}
-		off, err := setOffloads(fd, cfg)
-		if err != nil {
-			unix.Close(fd)
-			t.Close()
-			return nil, err
+		if i == 0 { // they are the device's, not the queue's
+			if t.offloads, err = setOffloads(fd, cfg); err != nil {
+				unix.Close(fd)
+				t.Close()
+				return nil, err
+			}
 		}
-		t.offloads = off
 		f := os.NewFile(uintptr(fd), cfg.Name)
 		q, err := newQueue(f, VNetHdrLen)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -345,6 +346,37 @@ func TestNoTUN(t *testing.T) {
 	if !errors.Is(err, ErrNoTUN) || !strings.Contains(err.Error(), "modprobe tun") {
 		t.Errorf("%v", err)
 	}
+}
+
+// A kernel that refuses offloads is said so once, and then done without.
+func TestNetnsNoOffloads(t *testing.T) {
+	inNetns(t, func(t *testing.T) {
+		defer func(n int) { wantedOffloads = n }(wantedOffloads)
+		wantedOffloads = 1 << 30
+		var log bytes.Buffer
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		a, err := Open(Config{Name: "a0", Queues: 2, Logger: logger})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(log.String(), "level=WARN"); a.Offloads() != 0 || n != 1 {
+			t.Errorf("offloads %v, %d warnings: %s", a.Offloads(), n, log.String())
+		}
+		a.Close()
+		ip(t, "tuntap add b0 mode tap multi_queue")
+		log.Reset()
+		b, err := Open(Config{Name: "b0", Queues: 2, Logger: logger})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(log.String(), "level=WARN"); b.Offloads() != 0 || n != 1 {
+			t.Errorf("offloads %v, %d warnings: %s", b.Offloads(), n, log.String())
+		}
+		if n, err := b.Queues()[1].WriteBatch([]Frame{{Bufs: [][]byte{frameOf("x")}}}); n != 1 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		b.Close()
+	})
 }
 
 func TestNetnsQueue(t *testing.T) {

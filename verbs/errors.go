@@ -48,6 +48,7 @@ var (
 	ErrBounds = mem.ErrBounds
 	ErrAccess = mem.ErrAccess
 	ErrPD     = mem.ErrPD
+	ErrWrap   = mem.ErrWrap
 )
 
 type (

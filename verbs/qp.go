@@ -167,7 +167,7 @@ func (q *QP) RemoteAddr() netip.AddrPort { return q.Info().Remote }
 // before it have completed, signaled or not. PostSend never blocks.
 func (q *QP) PostSend(wrs ...SendWR) (n int, err error) {
 	if q.State() == Idle {
-		return 0, errorf(ErrState, "QP %d is not connected", q.num)
+		return 0, errorf(ErrState, "QP %d is in state %v: connect it first", q.num, Idle)
 	}
 	for n < len(wrs) {
 		if err = q.send.post(&wrs[n]); err != nil {
@@ -231,7 +231,7 @@ func (q *QP) Disconnect(ctx context.Context) error {
 	q.mu.Lock()
 	if q.state == Idle {
 		q.mu.Unlock()
-		return errorf(ErrState, "QP %d is not connected", q.num)
+		return errorf(ErrState, "QP %d is in state %v: connect it first", q.num, Idle)
 	}
 	q.disconnect = true
 	q.mu.Unlock()

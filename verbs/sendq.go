@@ -68,7 +68,7 @@ func (s *sendQueue) post(wr *SendWR) error {
 	defer s.mu.Unlock()
 	switch {
 	case s.closed && s.ended == nil:
-		return errorf(ErrState, "QP %d is closing: no more sends", s.q.num)
+		return errorf(ErrState, "QP %d is in state %v: no more sends", s.q.num, s.q.State())
 	case len(s.slots) == 0 || s.tail-s.head >= uint64(len(s.slots)):
 		return errorf(ErrFull, "send queue of QP %d holds %d work requests: poll its CQ, and signal some", s.q.num, len(s.slots))
 	case wr.Op == OpRead && s.noRead && s.ended == nil:

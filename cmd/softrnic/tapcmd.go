@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os/user"
 	"strconv"
@@ -47,7 +48,7 @@ func newTapCreateCmd() *cobra.Command {
 				return &usageError{err}
 			}
 			if err := tap.Create(cfg); err != nil {
-				return err
+				return namedWrongly(err)
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), cfg.Name)
 			return err
@@ -59,6 +60,18 @@ func newTapCreateCmd() *cobra.Command {
 	p.StringVar(&owner, "owner", "", "user, by name or number, who may attach without privileges")
 	p.StringVar(&grp, "group", "", "group, by name or number, that may attach without privileges")
 	return cmd
+}
+
+// namedWrongly makes a usage error of one that says that the wrong thing was named:
+// nothing was made or changed then.
+func namedWrongly(err error) error {
+	for _, is := range []error{tap.ErrName, tap.ErrNotTAP, tap.ErrMTU, tap.ErrExists, tap.ErrNotExist,
+		bridge.ErrNotExist, bridge.ErrNotBridge, bridge.ErrElsewhere, bridge.ErrDefaultRoute} {
+		if errors.Is(err, is) {
+			return &usageError{err}
+		}
+	}
+	return err
 }
 
 // lookup turns a name or a number into a number.
@@ -82,7 +95,7 @@ func lookup(s, flag string, find func(string) (string, error)) (*int, error) {
 func newTapDeleteCmd() *cobra.Command {
 	return &cobra.Command{Use: "delete NAME", Short: "Delete a TAP", Args: exactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return tap.Delete(args[0])
+			return namedWrongly(tap.Delete(args[0]))
 		}}
 }
 
@@ -169,7 +182,7 @@ func bridgeFlags(cmd *cobra.Command, o *bridge.Options) {
 
 func printCommands(cmd *cobra.Command, did []string, dry bool, err error) error {
 	if err != nil || !dry {
-		return err
+		return namedWrongly(err)
 	}
 	for _, line := range did {
 		if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
@@ -195,7 +208,7 @@ func newBridgeShowCmd() *cobra.Command {
 			}
 			all, err := bridge.Show(name)
 			if err != nil {
-				return err
+				return namedWrongly(err)
 			}
 			if o.json {
 				return printJSON(cmd.OutOrStdout(), all)

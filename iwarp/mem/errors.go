@@ -38,9 +38,9 @@ func (e *CheckError) Error() string {
 	case ErrBounds:
 		s += fmt.Sprintf("; the region has %d octets from TO %#x", e.Size, e.Base)
 	case ErrAccess:
-		s += fmt.Sprintf("; wants %v, the region grants %v", e.Want, e.Have)
+		return s + fmt.Sprintf("; wants %v, the region grants %v (RFC 5040 section 7.2)", e.Want, e.Have)
 	}
-	return s
+	return s + " (RFC 5041 section 7.1)"
 }
 
 func (e *CheckError) Unwrap() error { return e.Err }

@@ -484,7 +484,7 @@ func TestStrings(t *testing.T) {
 	tab := NewTable()
 	r := register(t, tab, 1, make([]byte, 16), 0x1000, RemoteRead)
 	_, err := tab.Check(r.STag(), 0x1008, 9, RemoteRead, 1)
-	want := fmt.Sprintf("mem: outside the bounds of the region: STag %v, TO 0x1008, 9 octets; the region has 16 octets from TO 0x1000", r.STag())
+	want := fmt.Sprintf("mem: outside the bounds of the region: STag %v, TO 0x1008, 9 octets; the region has 16 octets from TO 0x1000 (RFC 5041 section 7.1)", r.STag())
 	if err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
