@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/softrnic/softrnic/iwarp/llp"
 	"github.com/softrnic/softrnic/iwarp/mem"
 	"github.com/softrnic/softrnic/iwarp/rdmap"
+	"github.com/softrnic/softrnic/netstack"
 	"github.com/softrnic/softrnic/tap/taptest"
 	"github.com/softrnic/softrnic/verbs"
 )
@@ -271,4 +273,39 @@ func (c *corruption) look() {
 			c.wrong++
 		}
 	}
+}
+
+// TestBlackHole: a wire that swallows what is longer than its MTU, without a word,
+// lets a connection be made and then nothing more through. It ends with TCP's user
+// timeout, every work request is flushed, and nothing hangs; with the right MTU
+// the same wire does.
+func TestBlackHole(t *testing.T) {
+	leakCheck(t)
+	s := seed(t)
+	hole := taptest.Faults{Seed: s, BlackHole: 1200}
+	a, b := rig{mtu: 1500, netstack: netstack.Config{UserTimeout: 2 * time.Second}}.pipe(t, hole)
+	src, dst := a.region(t, 100_000), b.region(t, 100_000)
+	wr := verbs.SendWR{ID: 7, Op: verbs.OpRead, SGL: []verbs.SGE{src.SGE(0, 100_000)}, RemoteSTag: dst.STag(), Flags: verbs.Signaled}
+	if _, err := a.qp.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-b.qp.Done():
+	case <-time.After(30 * time.Second):
+		t.Fatal("the side that sends into the hole has not noticed")
+	}
+	if err := b.qp.Err(); !errors.Is(err, llp.ErrTimeout) {
+		t.Errorf("it ended with %v", err)
+	}
+	if err := a.qp.Close(); err != nil {
+		t.Error(err)
+	}
+	var wcs [1]verbs.WC
+	if n, err := a.sq.Poll(wcs[:]); n != 1 || err != nil || wcs[0].ID != 7 || wcs[0].Status != verbs.WRFlush {
+		t.Errorf("%d, %v, %+v", n, err, wcs[0])
+	}
+	t.Run("with the right MTU", func(t *testing.T) {
+		a, b := rig{mtu: 1200}.pipe(t, hole)
+		exchange(t, a, b, s, 1<<20, 100_000, time.Minute)
+	})
 }
