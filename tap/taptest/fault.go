@@ -93,13 +93,18 @@ func (d *Faulty) Counts() Counts {
 
 // Close implements tap.Device. Frames held back are lost.
 func (d *Faulty) Close() error {
+	d.stop()
+	return d.Device.Close()
+}
+
+// stop lets frames that are held back be lost.
+func (d *Faulty) stop() {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.closed, d.held = true, nil
 	if d.timer != nil {
 		d.timer.Stop()
 	}
-	d.mu.Unlock()
-	return d.Device.Close()
 }
 
 type faultyQueue struct {

@@ -31,6 +31,15 @@ func Relay(ctx context.Context, a, b tap.Device) error {
 	return errors.Join(errs...)
 }
 
+// Faultwire is Relay with faults: ab are done to what a sends to b, ba to what b
+// sends to a. It is the wire between two real TAPs on hosts whose kernel has no netem.
+func Faultwire(ctx context.Context, a, b tap.Device, ab, ba Faults) error {
+	fa, fb := ba.Wrap(a), ab.Wrap(b)
+	defer fa.stop()
+	defer fb.stop()
+	return Relay(ctx, fa, fb)
+}
+
 const relayBatch = 32
 
 func pump(ctx context.Context, from, to tap.Queue) error {

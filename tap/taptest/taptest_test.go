@@ -361,6 +361,24 @@ func TestRelay(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+	ctx, cancel = context.WithCancel(context.Background())
+	go func() { done <- Faultwire(ctx, a1, b1, Faults{BlackHole: 100}, Faults{}) }()
+	for range 5 {
+		send(t, a, tap.VNetHdr{}, tcpFrame(false, make([]byte, 200)))
+		send(t, b, tap.VNetHdr{}, tcpFrame(false, make([]byte, 200)))
+	}
+	back = 0
+	for deadline := time.Now().Add(5 * time.Second); back < 5 && time.Now().Before(deadline); {
+		back += len(take(t, a))
+		time.Sleep(time.Millisecond)
+	}
+	if there := len(take(t, b)); back != 5 || there != 0 {
+		t.Errorf("faultwire: %d back, %d through the black hole", back, there)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 	go func() { done <- Relay(context.Background(), a1, b1) }()
 	time.Sleep(time.Millisecond)
 	a1.Close()
