@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -245,22 +246,68 @@ func TestNetnsDemoUnprivileged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command(program, "demo", "-o", "json", "--mib", "16")
-	cmd.Dir = "/"
-	const nobody = 65534
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v: %s", err, errs.String())
+	run := func(t *testing.T, mode os.FileMode) (path string) {
+		var out, errs bytes.Buffer
+		withTUN(t, mode, func() error {
+			cmd := exec.Command(program, "demo", "-o", "json", "--mib", "16")
+			cmd.Dir = "/"
+			const nobody = 65534
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+			cmd.Stdout, cmd.Stderr = &out, &errs
+			return cmd.Run()
+		})
+		var r demoResult
+		if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+			t.Fatalf("%v: %s %s", err, out.String(), errs.String())
+		}
+		checkDemo(t, out.Bytes(), r.Path, 16)
+		if said := strings.Contains(errs.String(), "in memory"); said != (r.Path == "memory") {
+			t.Errorf("path %s; stderr: %s", r.Path, errs.String())
+		}
+		return r.Path
 	}
-	var r demoResult
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+	t.Run("a TUN device for root only", func(t *testing.T) {
+		if path := run(t, 0o600); path != "memory" {
+			t.Errorf("path %s", path)
+		}
+	})
+	t.Run("a TUN device for all", func(t *testing.T) {
+		// Some kernels let only root make user namespaces; then it is memory again.
+		out, err := os.ReadFile("/proc/sys/kernel/unprivileged_userns_clone")
+		want := "tap"
+		if err == nil && strings.TrimSpace(string(out)) == "0" {
+			want = "memory"
+		}
+		if path := run(t, 0o666); path != want {
+			t.Errorf("path %s, want %s", path, want)
+		}
+	})
+}
+
+// withTUN runs f where /dev/net/tun has this mode, in a mount namespace of its own.
+func withTUN(t *testing.T, mode os.FileMode, f func() error) {
+	t.Helper()
+	dir := t.TempDir()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+		tun := filepath.Join(dir, "tun")
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		for _, step := range []func() error{
+			func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
+			func() error { return unix.Mount("tun", dir, "tmpfs", 0, "mode=0755") },
+			func() error { return unix.Mknod(tun, unix.S_IFCHR, int(unix.Mkdev(10, 200))) },
+			func() error { return os.Chmod(tun, mode) },
+			func() error { return unix.Mount(tun, "/dev/net/tun", "", unix.MS_BIND, "") },
+			f,
+		} {
+			if err == nil {
+				err = step()
+			}
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	checkDemo(t, out.Bytes(), r.Path, 16)
-	if said := strings.Contains(errs.String(), "in memory"); said != (r.Path == "memory") {
-		t.Errorf("path %s; stderr: %s", r.Path, errs.String())
-	}
-	t.Logf("path %s; stderr: %s", r.Path, errs.String())
 }
