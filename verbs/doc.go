@@ -39,7 +39,7 @@
 // Scheduling. A peer's Reads and Writes are served by the QP's own goroutine,
 // without any goroutine of the program. They do share the Go scheduler with it, and
 // a program that computes on all Ps delays them by its time slices of 10 ms: a Read
-// of 64 octets over TAPs took 0.1 ms where the target's program slept, and 40 ms
+// of 64 octets over TAPs took 25 to 30 us where the target's program slept, and 40 ms
 // where it computed with two goroutines for each P (integration/bench, "target
 // computing"; BenchmarkReadWhileComputing for a pair within one process). Run the
 // RNIC in a process of its own where that matters.
