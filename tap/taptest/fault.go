@@ -37,7 +37,10 @@ func (f Faults) any() bool {
 }
 
 // String names the faults and the seed, so that a failure can be repeated.
-func (f Faults) String() string { return fmt.Sprintf("%+v", struct{ Faults }{f}) }
+func (f Faults) String() string {
+	type plain Faults // without this method, which would call itself
+	return fmt.Sprintf("%+v", plain(f))
+}
 
 // Counts are how many frames met each fault.
 type Counts struct {

@@ -80,7 +80,7 @@ func (p parsed) finish(b []byte) {
 // keep it.
 func segments(h tap.VNetHdr, b []byte, f func(b []byte)) {
 	p, ok := parse(b)
-	if h.GSOType == tap.GSONone || !ok || h.GSOSize == 0 {
+	if h.GSOType == tap.GSONone || !ok || h.GSOSize == 0 || p.payload == len(b) {
 		if h.Flags&tap.HdrNeedsCsum != 0 && ok {
 			p.finish(b)
 		} else if at := int(h.CsumStart); h.Flags&tap.HdrNeedsCsum != 0 && at+int(h.CsumOffset)+2 <= len(b) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -190,6 +191,28 @@ func TestSegments(t *testing.T) {
 		if !bytes.Equal(got, payload) || n != 7 {
 			t.Errorf("%d segments, %d octets", n, len(got))
 		}
+	}
+}
+
+// A frame that asks to be cut, and has nothing to cut, is sent all the same.
+func TestSegmentWithoutPayload(t *testing.T) {
+	b := tcpFrame(false, nil)
+	p, _ := parse(b)
+	n := 0
+	segments(tap.VNetHdr{Flags: tap.HdrNeedsCsum, GSOType: tap.GSOTCPv4, GSOSize: 1448, HdrLen: uint16(p.payload), CsumStart: uint16(p.tcp), CsumOffset: 16}, b, func(s []byte) {
+		if n++; !valid(s) || len(s) != len(b) {
+			t.Errorf("%x", s)
+		}
+	})
+	if n != 1 {
+		t.Errorf("%d frames", n)
+	}
+}
+
+func TestFaultsNameTheirSeed(t *testing.T) {
+	s := fmt.Sprint(Faults{Seed: 4711, Drop: 0.25})
+	if !strings.Contains(s, "Seed:4711") || !strings.Contains(s, "Drop:0.25") {
+		t.Error(s)
 	}
 }
 
