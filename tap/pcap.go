@@ -77,15 +77,18 @@ func (q *teeQueue) ReadBatch(fs []Frame) (int, error) {
 }
 
 func (q *teeQueue) WriteBatch(fs []Frame) (int, error) {
+	// The lock is held meanwhile, so that no answer is noted before its question,
+	// and what the device refused, and is perhaps given again, is not noted.
 	q.t.mu.Lock()
+	defer q.t.mu.Unlock()
 	now := time.Now()
-	for i := range fs {
+	sent, err := q.Queue.WriteBatch(fs)
+	for i := range fs[:sent] {
 		n := 0
 		for _, b := range fs[i].Bufs {
 			n += len(b)
 		}
 		q.t.note(now, fs[i].Bufs, n)
 	}
-	q.t.mu.Unlock()
-	return q.Queue.WriteBatch(fs)
+	return sent, err
 }

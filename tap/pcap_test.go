@@ -39,6 +39,14 @@ func TestTee(t *testing.T) {
 	if len(p) != 0 {
 		t.Errorf("%d octets behind the records", len(p))
 	}
+	// What the device refuses was not sent.
+	w.Reset()
+	if n, err := ta.Queues()[0].WriteBatch([]tap.Frame{{Bufs: [][]byte{one}}, {Bufs: [][]byte{one[:5]}}, {Bufs: [][]byte{two}}}); n != 1 || err == nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if w.Len() != 16+len(one) {
+		t.Errorf("%d octets noted, want one frame of %d", w.Len(), len(one))
+	}
 	// A full disk does not stop the device.
 	c, _ := taptest.Pipe(taptest.Options{})
 	tc := tap.Tee(c, broken{})
