@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -118,18 +119,23 @@ func checkRoutes(port netlink.Link, bridge string, force bool) error {
 	if force {
 		return nil
 	}
-	routes, err := netlink.RouteList(port, netlink.FAMILY_ALL)
+	// All routes: one over several interfaces belongs to none of them.
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("bridge: routes of %s: %w", port.Attrs().Name, translate(err))
 	}
 	for _, r := range routes {
-		if r.Dst == nil || r.Dst.IP.IsUnspecified() && isAll(r.Dst) {
+		if uses(r, port.Attrs().Index) && (r.Dst == nil || r.Dst.IP.IsUnspecified() && isAll(r.Dst)) {
 			name := port.Attrs().Name
 			return fmt.Errorf("bridge: %s: %w: on %s its addresses stop working, and with them this host's connection; move them to the bridge first (ip addr add ... dev %s; ip route replace default ... dev %s), or force it",
 				name, ErrDefaultRoute, bridge, bridge, bridge)
 		}
 	}
 	return nil
+}
+
+func uses(r netlink.Route, index int) bool {
+	return r.LinkIndex == index || slices.ContainsFunc(r.MultiPath, func(n *netlink.NexthopInfo) bool { return n.LinkIndex == index })
 }
 
 func isAll(n *net.IPNet) bool {

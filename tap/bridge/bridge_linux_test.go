@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -105,6 +106,30 @@ func TestNetnsDefaultRoute(t *testing.T) {
 		}
 		if _, err := Attach("br0", "nic0", Options{Force: true}); err != nil {
 			t.Errorf("forced: %v", err)
+		}
+	})
+}
+
+// A default route over several interfaces is one of each of them, of either family.
+func TestNetnsSharedDefaultRoute(t *testing.T) {
+	inNetns(t, func(ip func(string)) {
+		ip("link add br0 type bridge")
+		for i, nic := range []string{"nic0", "nic1", "nic2"} {
+			ip("link add " + nic + " type veth peer name far" + nic)
+			ip("link set " + nic + " up")
+			ip("link set far" + nic + " up")
+			ip(fmt.Sprintf("addr add 10.0.%d.1/24 dev %s", i, nic))
+			ip(fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", i, nic))
+		}
+		ip("route add default nexthop via 10.0.0.9 dev nic0 nexthop via 10.0.1.9 dev nic1")
+		for nic, want := range map[string]error{"nic0": ErrDefaultRoute, "nic1": ErrDefaultRoute, "nic2": nil} {
+			if _, err := Attach("br0", nic, Options{DryRun: true}); !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", nic, err, want)
+			}
+		}
+		ip("-6 route add default via fd00:2::9 dev nic2")
+		if _, err := Attach("br0", "nic2", Options{DryRun: true}); !errors.Is(err, ErrDefaultRoute) {
+			t.Errorf("IPv6: %v", err)
 		}
 	})
 }
