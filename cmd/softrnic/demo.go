@@ -37,8 +37,9 @@ SHA-256 sums that both ends compute on their own.
 
 Where it may (as root, or in a user namespace where /dev/net/tun can be opened), each
 RNIC is a process in a network namespace of its own, with a TAP on a Linux bridge,
-and a veth pair joins the bridges. Otherwise both are in this process, and the
-Ethernet between them is in memory. It says which, and leaves nothing behind.`,
+and a veth pair joins the bridges. Otherwise the Ethernet between the two processes is in
+memory (on other systems than Linux, in one process). It says which, and leaves
+nothing behind.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.mib < 1 || o.mib > 4096 {
@@ -61,11 +62,12 @@ Ethernet between them is in memory. It says which, and leaves nothing behind.`,
 
 // demoResult is what demo prints with -o json.
 type demoResult struct {
-	Verified bool     `json:"verified"`
-	Path     string   `json:"path"`
-	CRC      bool     `json:"crc"`
-	MTU      int      `json:"mtu"`
-	Ops      []demoOp `json:"ops"`
+	Verified  bool     `json:"verified"`
+	Path      string   `json:"path"`
+	Processes int      `json:"processes"`
+	CRC       bool     `json:"crc"`
+	MTU       int      `json:"mtu"`
+	Ops       []demoOp `json:"ops"`
 }
 
 type demoOp struct {
@@ -90,7 +92,7 @@ func demo(ctx context.Context, o demoOptions, w, errw io.Writer) error {
 			return err
 		}
 	}
-	err := demoMemory(ctx, o, w, errw)
+	err := demoOffTAP(ctx, o, w, errw)
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
@@ -102,7 +104,7 @@ var errInterrupted = errors.New("demo: interrupted; nothing is left behind")
 // errNoLab says that this process may not make namespaces or TAPs.
 var errNoLab = errors.New("cannot make a network of its own")
 
-// demoMemory runs both RNICs in this process.
+// demoMemory runs both RNICs in this process, where two cannot be.
 func demoMemory(ctx context.Context, o demoOptions, w, errw io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -122,7 +124,7 @@ func demoMemory(ctx context.Context, o demoOptions, w, errw io.Writer) error {
 	}
 	stop := context.AfterFunc(ctx, func() { peers[0].close(); peers[1].close() })
 	defer stop()
-	err := demoRun(ctx, peers, "memory", o, w, errw)
+	err := demoRun(ctx, peers, "memory", 1, o, w, errw)
 	peers[0].close()
 	peers[1].close()
 	return errors.Join(err, <-ended, <-ended)
@@ -179,10 +181,10 @@ func (r *remote) call(what string, progress func(int64)) (demoReply, error) {
 }
 
 // demoRun conducts the two peers and prints what came of it.
-func demoRun(ctx context.Context, peers [2]*remote, path string, o demoOptions, w, errw io.Writer) error {
+func demoRun(ctx context.Context, peers [2]*remote, path string, processes int, o demoOptions, w, errw io.Writer) error {
 	client, server := peers[0], peers[1]
 	size := int64(o.mib) << 20
-	res := demoResult{Verified: true, Path: path, MTU: o.mtu}
+	res := demoResult{Verified: true, Path: path, Processes: processes, MTU: o.mtu}
 	if _, err := server.call("open", nil); err != nil {
 		return err
 	}
@@ -271,7 +273,7 @@ func demoRun(ctx context.Context, peers [2]*remote, path string, o demoOptions, 
 func (r *demoResult) print(w io.Writer) error {
 	path := "two processes, each with a TAP on a bridge in a network namespace of its own"
 	if r.Path != "tap" {
-		path = "one process, Ethernet in memory"
+		path = [...]string{"one process", "two processes"}[r.Processes-1] + ", Ethernet in memory"
 	}
 	fmt.Fprintf(w, "SoftRNIC: %s; MTU %d, CRC32c %s\n\n", path, r.MTU, onOff(r.CRC))
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/softrnic/softrnic"
-	"github.com/softrnic/softrnic/netstack"
 	"github.com/softrnic/softrnic/tap"
 	"github.com/vishvananda/netlink"
 )
@@ -29,6 +28,7 @@ const demoRoleEnv = "SOFTRNIC_DEMO_ROLE" // lab, client or server, in the proces
 type demoSpec struct {
 	MiB, MTU    int
 	NoCRC, JSON bool
+	Memory      bool // the Ethernet is a socket, descriptor 3
 }
 
 const demoSpecEnv = "SOFTRNIC_DEMO_SPEC"
@@ -60,7 +60,7 @@ func demoRole(role string) error {
 	if err := json.Unmarshal([]byte(os.Getenv(demoSpecEnv)), &s); err != nil {
 		return err
 	}
-	o := demoOptions{mib: s.MiB, mtu: s.MTU, noCRC: s.NoCRC, out: format{s.JSON}}
+	o := demoOptions{mib: s.MiB, mtu: s.MTU, noCRC: s.NoCRC, out: format{s.JSON}, memory: s.Memory}
 	ctx, stop := signalContext()
 	defer stop()
 	if role == "lab" {
@@ -69,10 +69,19 @@ func demoRole(role string) error {
 	// One P for each RNIC is fastest where they share two cores.
 	runtime.GOMAXPROCS(1)
 	client := role == "client"
-	if err := demoWire(ctx, o.mtu); err != nil {
-		return err
+	cfg := softrnic.Config{Addrs: demoAddrs[1:], MTU: o.mtu}
+	if o.memory {
+		dev, err := demoSocket(o.mtu)
+		if err != nil {
+			return err
+		}
+		cfg.Device = dev
+	} else {
+		if err := demoWire(ctx, o.mtu); err != nil {
+			return err
+		}
+		cfg.TAP = "tap0"
 	}
-	cfg := softrnic.Config{TAP: "tap0", Addrs: demoAddrs[1:], MTU: o.mtu, TCP: netstack.Config{}}
 	if client {
 		cfg.Addrs = demoAddrs[:1]
 	}
@@ -80,7 +89,7 @@ func demoRole(role string) error {
 }
 
 func (o *demoOptions) spec() string {
-	b, err := json.Marshal(demoSpec{o.mib, o.mtu, o.noCRC, o.out.json})
+	b, err := json.Marshal(demoSpec{o.mib, o.mtu, o.noCRC, o.out.json, o.memory})
 	if err != nil {
 		panic(err) // of numbers and flags
 	}
@@ -145,28 +154,7 @@ func demoLab(ctx context.Context, o demoOptions) error {
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("%w: veth: %w", errNoLab, err)
 	}
-	var peers [2]*remote
-	var running []*exec.Cmd
-	var inputs []io.Closer
-	defer func() { demoReap(running, inputs) }()
-	for i, role := range []string{"client", "server"} {
-		cmd, err := demoStart(role, o)
-		if err != nil {
-			return err
-		}
-		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			return err
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			return err
-		}
-		if err := cmd.Start(); err != nil {
-			return fmt.Errorf("%w: %w", errNoLab, err)
-		}
-		running, inputs = append(running, cmd), append(inputs, in)
+	peers, reap, err := demoChildren(o, os.Stderr, nil, func(i int, cmd *exec.Cmd) error {
 		link, err := netlink.LinkByName(wires[i])
 		if err != nil {
 			return err
@@ -177,11 +165,53 @@ func demoLab(ctx context.Context, o demoOptions) error {
 		if err := netlink.LinkSetNsPid(link, cmd.Process.Pid); err != nil {
 			return fmt.Errorf("%w: veth: %w", errNoLab, err)
 		}
-		peers[i] = newRemote(in, out)
+		return nil
+	})
+	defer reap()
+	if err != nil {
+		return err
 	}
 	stop := context.AfterFunc(ctx, func() { peers[0].close(); peers[1].close() })
 	defer stop()
-	return demoRun(ctx, peers, "tap", o, os.Stdout, os.Stderr)
+	return demoRun(ctx, peers, "tap", 2, o, os.Stdout, os.Stderr)
+}
+
+// demoChildren starts the two RNICs, with what before changes of each command and
+// after does to each process; either may be nil. reap ends what was started, also
+// where err is not nil.
+func demoChildren(o demoOptions, errw io.Writer, before func(i int, cmd *exec.Cmd), after func(i int, cmd *exec.Cmd) error) (peers [2]*remote, reap func(), err error) {
+	var running []*exec.Cmd
+	var inputs []io.Closer
+	reap = func() { demoReap(running, inputs) }
+	for i, role := range []string{"client", "server"} {
+		cmd, err := demoStart(role, o)
+		if err != nil {
+			return peers, reap, err
+		}
+		cmd.Stderr = errw
+		if before != nil {
+			before(i, cmd)
+		}
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			return peers, reap, err
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return peers, reap, err
+		}
+		if err := cmd.Start(); err != nil {
+			return peers, reap, fmt.Errorf("%w: %w", errNoLab, err)
+		}
+		running, inputs = append(running, cmd), append(inputs, in)
+		if after != nil {
+			if err := after(i, cmd); err != nil {
+				return peers, reap, err
+			}
+		}
+		peers[i] = newRemote(in, out)
+	}
+	return peers, reap, nil
 }
 
 // demoReap ends the RNICs: without input they close, and end.
