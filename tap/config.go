@@ -26,7 +26,7 @@ type Config struct {
 	// as it is; one that does not is created.
 	Name string
 	// FD is the descriptor of a TAP or macvtap that the process was given, where
-	// UseFD is set; Open takes it over.
+	// UseFD is set. Open takes it over where it succeeds.
 	FD    int
 	UseFD bool
 

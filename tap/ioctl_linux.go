@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -146,6 +147,25 @@ func setMTU(name string, mtu int) error {
 func isUp(name string) (bool, error) {
 	f, err := query(name, unix.SIOCGIFFLAGS, (*unix.Ifreq).Uint16)
 	return f&unix.IFF_UP != 0, err
+}
+
+// isHeld says whether a process has a queue of the TAP: it has a carrier from the
+// first to the last of them. One that is down does not tell, and counts as free.
+func isHeld(name string) bool {
+	value := struct{ cmd, data uint32 }{cmd: unix.ETHTOOL_GLINK}
+	ifr := struct { // struct ifreq, with a pointer in its union
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(ifr.name[:unix.IFNAMSIZ-1], name)
+	err := withSocket(func(s int) error {
+		if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&ifr))); e != 0 {
+			return e
+		}
+		return nil
+	})
+	return err == nil && value.data != 0
 }
 
 func setUp(name string, up bool) error {

@@ -167,6 +167,11 @@ func attach(cfg Config, index int) (*TAP, error) {
 	if cfg.MTU > mtu {
 		return nil, &Error{Op: "open", Name: cfg.Name, Err: ErrMTU, Remedy: fmt.Sprintf("%d was asked for, the interface has %d: ip link set %s mtu %d", cfg.MTU, mtu, cfg.Name, cfg.MTU)}
 	}
+	if !macvtap && isHeld(cfg.Name) {
+		// The kernel would let us share a device of several queues, and give each of
+		// us some of the flows.
+		return nil, &Error{Op: "open", Name: cfg.Name, Err: ErrBusy, Remedy: "another process holds it: stop that, or use another name"}
+	}
 	t := &TAP{name: cfg.Name, mtu: mtu, mac: cfg.MAC}
 	flags := uint16(0)
 	for i := range max(1, cfg.Queues) {
@@ -325,11 +330,10 @@ func Delete(name string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	flags := uint16(0)
-	if err = setIFF(fd, name, flags); errors.Is(err, unix.EINVAL) {
-		if flagsOf(name)&unix.IFF_MULTI_QUEUE != 0 && carrier(name) {
-			return &Error{Op: "delete", Name: name, Err: ErrBusy, Remedy: "another process holds it: stop that first"}
-		}
+	if isHeld(name) {
+		return &Error{Op: "delete", Name: name, Err: ErrBusy, Remedy: "another process holds it: stop that first"}
+	}
+	if err = setIFF(fd, name, 0); errors.Is(err, unix.EINVAL) {
 		err = setIFF(fd, name, unix.IFF_MULTI_QUEUE)
 	}
 	if err != nil {
@@ -374,8 +378,7 @@ func sysInt(name, file string, otherwise int) int {
 	return int(n)
 }
 
-func flagsOf(name string) int  { return sysInt(name, "tun_flags", 0) }
-func carrier(name string) bool { return sysInt(name, "carrier", 0) == 1 }
+func flagsOf(name string) int { return sysInt(name, "tun_flags", 0) }
 func isMacvtap(name string) bool {
 	_, err := os.Stat("/sys/class/net/" + name + "/macvtap")
 	return err == nil || driver(name) == "macvtap"
