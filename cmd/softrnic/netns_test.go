@@ -221,7 +221,7 @@ func TestNetnsDemoEnds(t *testing.T) {
 			}
 			begin := time.Now()
 			err := cmd.Wait()
-			if took := time.Since(begin); took > 8*time.Second {
+			if took := time.Since(begin); took > 20*time.Second { // what an RNIC that is left has begun, it may finish first
 				t.Errorf("it took %v to end", took)
 			}
 			if code := cmd.ProcessState.ExitCode(); name != "SIGKILL" && code != 1 || err == nil {
