@@ -3,6 +3,7 @@ package taptest
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,17 +17,27 @@ func Relay(ctx context.Context, a, b tap.Device) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	errs := make([]error, 2)
-	carry := func(i int, from, to tap.Queue) {
-		defer cancel() // one direction does not go on without the other
-		errs[i] = pump(ctx, from, to)
+	var mu sync.Mutex
+	var errs []error
+	qa, qb := a.Queues(), b.Queues()
+	carry := func(from, to []tap.Queue) {
+		for i, q := range from {
+			wg.Go(func() {
+				defer cancel() // no queue goes on without the others
+				if err := pump(ctx, q, to[i%len(to)]); err != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					errs = append(errs, err)
+				}
+			})
+		}
 	}
-	qa, qb := a.Queues()[0], b.Queues()[0]
-	wg.Go(func() { carry(0, qa, qb) })
-	wg.Go(func() { carry(1, qb, qa) })
+	carry(qa, qb)
+	carry(qb, qa)
 	<-ctx.Done()
-	qa.Wake()
-	qb.Wake()
+	for _, q := range slices.Concat(qa, qb) {
+		q.Wake()
+	}
 	wg.Wait()
 	return errors.Join(errs...)
 }

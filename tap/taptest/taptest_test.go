@@ -410,6 +410,33 @@ func TestRelay(t *testing.T) {
 	}
 }
 
+// What comes on any queue goes on, also to a device of fewer.
+func TestRelayQueues(t *testing.T) {
+	a, a1 := Pipe(Options{Queues: 3})
+	b1, b := Pipe(Options{})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- Relay(ctx, a1, b1) }()
+	for i, q := range a.Queues() {
+		if n, err := q.WriteBatch([]tap.Frame{{Bufs: [][]byte{tcpFrame(false, []byte{byte(i)})}}}); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	got := map[byte]bool{}
+	for deadline := time.Now().Add(5 * time.Second); len(got) < 3 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		for _, f := range take(t, b) {
+			got[f[54]] = true
+		}
+	}
+	if len(got) != 3 {
+		t.Errorf("frames of %d queues came, of 3", len(got))
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 func FuzzFaults(f *testing.F) {
 	f.Add(tcpFrame(false, []byte("payload")), uint16(100), uint8(1))
 	f.Add(tcpFrame(true, make([]byte, 3000)), uint16(1), uint8(4))
