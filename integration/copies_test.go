@@ -50,6 +50,7 @@ var allowed = map[string]string{
 	"iwarp/mem/region.go Region.Load": "the application's own look at its memory, beside the path",
 
 	"tap/pcap.go tee.note":           "a capture, where one was asked for",
+	"tap/ioctl_linux.go isHeld":      "the name in a request to the kernel",
 	"tap/queue_linux.go queue.read":  "addresses for readv: the kernel fills the memory",
 	"tap/queue_linux.go queue.write": "addresses for writev: the kernel reads the memory",
 	"tap/queue_linux.go queue.join":  "frames of more pieces than writev takes: netstack makes none (maxBufs)",
