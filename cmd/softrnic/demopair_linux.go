@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 
 	"github.com/softrnic/softrnic/tap"
 	"github.com/softrnic/softrnic/tap/taptest"
@@ -34,6 +35,9 @@ func demoOffTAP(ctx context.Context, o demoOptions, w, errw io.Writer) error {
 	o.memory = true
 	runtime.LockOSThread() // Pdeathsig counts threads
 	defer runtime.UnlockOSThread()
+	if _, ok := errw.(*os.File); !ok { // which both children write to on their own
+		errw = &sharedWriter{w: errw}
+	}
 	peers, reap, err := demoChildren(o, errw, func(i int, cmd *exec.Cmd) {
 		cmd.SysProcAttr.Cloneflags = 0
 		cmd.ExtraFiles = []*os.File{ends[i]} // descriptor 3 there
@@ -48,6 +52,18 @@ func demoOffTAP(ctx context.Context, o demoOptions, w, errw io.Writer) error {
 	stop := context.AfterFunc(ctx, func() { peers[0].close(); peers[1].close() })
 	defer stop()
 	return demoRun(ctx, peers, "memory", 2, o, w, errw)
+}
+
+// sharedWriter lets several goroutines write.
+type sharedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (s *sharedWriter) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.Write(b)
 }
 
 // demoSocket is the Ethernet device of a process that got a socket.
